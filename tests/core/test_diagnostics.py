@@ -15,13 +15,12 @@ from fairseq_deep.core.diagnostics import (
 from fairseq_deep.core.diagnostics.parts import tensor_norms
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import build_architecture
-from tests.helpers.equations import functions, layer_functions, start
+from tests.helpers.equations import functions, start
 from tests.helpers.models import POSTNORM as POST
 from tests.helpers.models import PRENORM as PRE
 from tests.helpers.models import TINY, make_batch, make_dictionary
 from tests.helpers.residuals import PLACED, flags_of
 from tests.helpers.tensors import shake
-from tests.reference import naive_connections as naive
 
 PARTS = {"encoder": ["self", "ffn"], "decoder": ["self", "cross", "ffn"]}
 DLCL, LSTM = "transformer_dlcl_2l2l_tiny", "transformer_lstm_2l2l_tiny"
@@ -51,106 +50,67 @@ def hooks(model):
     return sum(len(getattr(module, kind, ())) for module in model.modules() for kind in kinds)
 
 
-# --- ratios: every sub-layer recomputed from its equations, and its gradients from Eq. (10) to (14) of the paper ---
+# --- ratios ---
+
+CONNECTIONS = {f"{norm} {form}": (TINY[norm], flags_of(form)) for form, norm in PLACED if " " not in form}
+STARTS = (("post", "xavier"), ("pre", "xavier"), ("post", "deepnet"), ("post", "admin"))
+CONNECTIONS |= {f"{norm} {init}": (TINY[norm], {"deep_init": init}) for norm, init in STARTS}
 
 
-def variance(r, words):
-    """Over the features, mean over the words."""
-    centred = r - r.mean(-1, keepdim=True)
-    return float((centred**2).mean(-1)[words].mean())
+def by_hand(layer, memory, masks, calls):
+    """(part, Var(r), beta_LN, beta_RC) of the sub-layers of *layer*, by Eq. (10) to (14) of the paper.
+
+    *calls*: z, the sub-layer's index, the layer's input and r of each, and o = LN(r), whose gradients are there.
+    """
+    norms = [getattr(layer, f"{name}_layer_norm") for name in ("self_attn", "encoder_attn", "final") if
+             hasattr(layer, f"{name}_layer_norm")]  # fmt: skip
+    for (part, _), function, norm, call in zip(layer.sublayers, functions(layer, memory, *masks), norms, calls):
+        z, r = call["z"].detach().requires_grad_(), call["r"]
+        again = layer.residual(z, function[0](layer.branch_input(z, norm)), call["index"], call["bottom"].detach())
+        beta_rc = torch.autograd.grad(again, z, r.grad)[0].norm() / r.grad.norm()
+        centred = r.detach() - r.detach().mean(-1, keepdim=True)
+        beta_ln = None if layer.normalize_before else float(r.grad.norm() / call["o"].grad.norm())
+        yield part, (centred**2).mean(-1), beta_ln, float(beta_rc)
 
 
-def through_norm(gradient, r, weight, eps=1e-5):
-    """d_r = diag(g / sigma) (I - (1 1^T + r' r'^T) / d) d_o."""
-    sigma = torch.sqrt(((r - r.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True) + eps)
-    normal = (r - r.mean(-1, keepdim=True)) / sigma
-    gradient = gradient * weight
-    return (gradient - gradient.mean(-1, keepdim=True) - normal * (gradient * normal).mean(-1, keepdim=True)) / sigma
-
-
-def through_function(gradient, z, function, factor):
-    """d_z = (factor + dF/dz) d_r."""
-    z = z.detach().requires_grad_()
-    return factor * gradient + torch.autograd.grad(function(z), z, gradient)[0]
-
-
-def chain(model, batch, factors):
-    """Every sub-layer as (side, layer, part, F, LN, factor, z, r, o), and the loss; o is r where no norm follows."""
-    source, _, target = batch
-    pad, pre_norm = model.encoder.padding_idx, model.encoder.layers[0].normalize_before
-    seen = lambda b, i, j: source[b, j] != pad  # noqa: E731
-    earlier = lambda b, i, j: j <= i  # noqa: E731
-    memory, found = None, []
-    for side, tokens in (("encoder", source), ("decoder", target)):
-        stack = getattr(model, side)
-        x = start(stack, tokens)
-        if side == "encoder":
-            x = x.masked_fill(source.eq(pad).T.unsqueeze(-1), 0.0)
-        for number, layer in enumerate(stack.layers, 1):
-            for part, (function, norm) in zip(PARTS[side], functions(layer, memory, seen, earlier)):
-                z = x
-                r = factors[side] * z + function(naive.layer_norm(z, *norm) if pre_norm else z)
-                x = r if pre_norm else naive.layer_norm(r, *norm)
-                found.append((side, number, part, function, norm, factors[side], z, r, x))
-        norm = stack.layer_norm
-        memory = x = x if norm is None else naive.layer_norm(x, norm.weight, norm.bias)
-    scores = x.transpose(0, 1) @ model.decoder.output_projection.weight.T
-    return found, loss_of(lambda *_: (scores,), batch)
-
-
-@pytest.mark.parametrize(
-    "name, method, flags",
-    [(POST, "xavier", {}), (POST, "deepnet", {"layernorm_embedding": True}), (PRE, "xavier", {})],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_ratios_of_every_sublayer_equal_the_papers_equations(name, method, flags, build, dictionary):
+@pytest.mark.parametrize("name, flags", CONNECTIONS.values(), ids=CONNECTIONS)
+def test_ratios_of_every_sublayer_equal_the_papers_equations(name, flags, build, dictionary):
+    """d_z is the gradient at the sub-layer's input through that sub-layer only."""
     batch = make_batch(dictionary, target_lengths=(6, 6, 6))
-    model = shake(build(name, deep_init=method, **flags).train(), 0.4)
-    factors = {side: naive.deepnet_alpha(side, 2, 2) if method == "deepnet" else 1.0 for side in PARTS}
-    found, loss = chain(model, batch, factors)
-    torch.testing.assert_close(loss, loss_of(model, batch), rtol=1e-4, atol=1e-3)
-    measured, words = measure(model, batch), words_of(model, batch)
-    assert {side: len(ratios) for side, ratios in measured.items()} == {"encoder": 4, "decoder": 6}
-    for got, (side, number, part, function, norm, factor, z, r, o) in zip(sum(measured.values(), []), found):
-        post_norm, place = name == POST, f"{side} {number} {part}"
-        d_o = torch.autograd.grad(loss, o, retain_graph=True)[0]
-        d_r = through_norm(d_o, r, norm[0]).detach() if post_norm else d_o
-        inner = function if post_norm else lambda z, f=function, norm=norm: f(naive.layer_norm(z, *norm))
-        d_z = through_function(d_r, z, inner, factor)
-        assert (got.layer, got.part) == (number, part)
-        assert got.variance == pytest.approx(variance(r.detach(), words[side]), rel=1e-3), place
-        assert got.beta_rc == pytest.approx(float(d_z.norm() / d_r.norm()), rel=1e-3), place
-        if post_norm:
-            assert got.beta_ln == pytest.approx(float(d_r.norm() / d_o.norm()), rel=1e-3), place
-            assert got.beta == pytest.approx(got.beta_ln * got.beta_rc)
-        else:
-            assert got.beta_ln is None and got.beta == got.beta_rc
+    model, pad, calls, memories = shake(build(name, **flags).train(), 0.3), dictionary.pad(), [], []
 
-
-@pytest.mark.parametrize("form, norm", [(form, norm) for form, norm in PLACED if " " not in form])
-def test_ratios_of_every_residual_connection(form, norm, build, dictionary):
-    """beta_RC of the encoder's sub-layers against its definition: |d_x| / |d_r| of that sub-layer alone."""
-    batch = make_batch(dictionary, lengths=(5, 5), target_lengths=(6, 6))
-    model, calls = shake(build(TINY[norm], **flags_of(form)).train(), 0.3), []
-
-    def keep(residual, inputs, r):
+    def connect(residual, inputs, r):
         r.retain_grad()
-        calls.append((*inputs, r))
+        calls.append({"z": inputs[0], "index": inputs[2], "bottom": inputs[3], "r": r})
 
-    handles = [layer.residual.register_forward_hook(keep) for layer in model.encoder.layers]
+    def normalise(norm, inputs, o):
+        if calls and inputs[0] is calls[-1]["r"]:
+            o.retain_grad()
+            calls[-1]["o"] = o
+
+    layers = [*model.encoder.layers, *model.decoder.layers]
+    handles = [model.decoder.layers[0].register_forward_pre_hook(lambda _, inputs: memories.append(inputs[1].memory))]
+    handles += [layer.residual.register_forward_hook(connect) for layer in layers]
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    handles += [norm.register_forward_hook(normalise) for norm in norms]
     loss_of(model, batch).backward()
     for handle in handles:
         handle.remove()
-    ratios = measure(model, batch)
-    assert [len(ratios[side]) for side in PARTS] == [len(calls), 6] == [4, 6]
-    for ratio, (x, _, sublayer, bottom, r) in zip(ratios["encoder"], calls):
-        layer, x = model.encoder.layers[ratio.layer - 1], x.detach().requires_grad_()
-        function = layer_functions(layer, None)[sublayer]
-        own = layer.self_attn_layer_norm if sublayer == 0 else layer.final_layer_norm
-        again = layer.residual(x, function(layer.branch_input(x, own)), sublayer, bottom.detach())
-        by_hand = float(torch.autograd.grad(again, x, r.grad)[0].norm() / r.grad.norm())
-        assert ratio.beta_rc == pytest.approx(by_hand, rel=1e-3), (ratio.layer, sublayer)
-        assert (ratio.beta_ln is None) == layer.normalize_before
+    measured, words, taken = measure(model, batch), words_of(model, batch), iter(calls)
+    masks = (lambda b, i, j: batch[0][b, j] != pad, lambda b, i, j: j <= i)
+    assert {side: len(ratios) for side, ratios in measured.items()} == {"encoder": 4, "decoder": 6}
+    for side, parts in PARTS.items():
+        found = iter(measured[side])
+        for number, layer in enumerate(getattr(model, side).layers, 1):
+            own = [next(taken) for _ in parts]
+            memory = None if side == "encoder" else memories[0].detach()
+            for part, variance, beta_ln, beta_rc in by_hand(layer, memory, masks, own):
+                got, place = next(found), f"{side} {number} {part}"
+                assert (got.layer, got.part) == (number, part)
+                assert got.variance == pytest.approx(float(variance[words[side]].mean()), rel=1e-3), place
+                assert got.beta_rc == pytest.approx(beta_rc, rel=1e-3), place
+                assert got.beta_ln == pytest.approx(beta_ln, rel=1e-3), place
+                assert got.beta == pytest.approx(got.beta_rc * (1 if got.beta_ln is None else got.beta_ln))
 
 
 @pytest.mark.parametrize("name", [POST, PRE])
