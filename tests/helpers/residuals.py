@@ -1,7 +1,5 @@
 """Residual connections: each form, where its norms may be, and the connections of one layer."""
 
-import pytest
-
 from fairseq_deep.core.residuals import RESIDUALS
 from fairseq_deep.core.residuals.branchnorm import GrowingBranch
 from fairseq_deep.core.stack import Stack
@@ -26,7 +24,6 @@ FORMS = {
     "prores layernorm-scaling": ("prores", {"period": 5, "around": "layernorm-scaling"}, ("pre",)),
 }
 PLACED = [(form, norm) for form, (_, _, norms) in FORMS.items() for norm in norms]
-every_placed_form = pytest.mark.parametrize("form, norm", PLACED)
 
 
 def describe(side="encoder", norm="pre", layers=2):
