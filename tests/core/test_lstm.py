@@ -117,6 +117,8 @@ def test_initial_values_and_the_papers_defaults():
     biases = [part.bias for part in (*lstm.gates, *(part for each in lstm.hidden for part in (each.fc1, each.fc2)))]
     assert not any(bias.any() for bias in biases) and sum(map(torch.numel, biases)) == L * (3 + 4 + 1) * 32
     assert not torch.equal(lstm.gates[0].weight, lstm.gates[1].weight), "steps start differently"
+    for matrix, own in zip(lstm.matrices(), (part for gates in lstm.gates for part in gates.weight.split(32))):
+        assert matrix.data_ptr() == own.data_ptr() and matrix.shape == (32, 64), "an initialisation fills each gate"
     assert Gates(64, 32, 0.0).norm_bias.eq(0).all() and is_xavier(Hidden(64, 32, None, "sigmoid", 0, 0).fc1.weight)
 
 

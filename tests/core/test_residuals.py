@@ -204,6 +204,7 @@ def test_unit_branches_of_completep_add_the_variance_of_its_table(exponent, fact
 def test_completep_logs_a_deeper_base_and_unscaled_rates_once(build, caplog):
     with caplog.at_level(logging.INFO, logger="fairseq_deep.core.residuals.completep"):
         build(TINY["pre"], residual="completep", completep_base=2.0)
+        build(TINY["pre"], residual="completep", completep_alpha=0.5, completep_rates=True)
         assert not caplog.messages
         build(TINY["pre"], residual="completep", encoder_completep_base=6.0, completep_alpha=0.5)
     deeper = "encoder: --residual completep, base 6 is deeper than the 2 layers: branches have the factor 1.732"
