@@ -390,3 +390,7 @@ def test_presets_and_counts_are_the_published_ones(name):
         dropouts = {"big": (0.3, 0.1, 0.1), "iwslt": (0.5, 0.3, 0.1)}.get(name.split("_")[-1], dropouts)
     assert (args.dropout, args.attention_dropout, args.activation_dropout) == dropouts
     assert parse("--arch", name, "--deep-init", "xavier").deep_init == "xavier"
+    other = parse("--arch", name, "--layer-agg", "dlcl")  # takes only the options of the row's aggregator with it
+    assert {flag: value for flag, value in vars(other).items() if flag != "layer_agg"} == {
+        flag: value for flag, value in vars(args).items() if flag != "layer_agg"
+    }
