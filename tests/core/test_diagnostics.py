@@ -158,7 +158,7 @@ def interrupted(model, batch):
         (POST, {"encoder_layerdrop": 1.0}, UsageError, "does not affect the loss"),
         (POST, {"checkpoint_activations": True}, UsageError, "omit --checkpoint-activations"),
         (POST, {"grad": False}, UsageError, "call outside no_grad"),
-        (POST, {"loss": interrupted}, KeyboardInterrupt, ""),
+        (POST, {"loss": interrupted}, KeyboardInterrupt, None),
     ],
 )
 def test_what_cannot_be_measured_is_refused_and_no_hook_stays(name, flags, error, words, build, batch):

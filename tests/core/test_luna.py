@@ -30,9 +30,7 @@ def packs(module):
 
 
 def feed_forward(layer):
-    return naive_connections.feed_forward_function(
-        layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, layer.fc2.bias
-    )
+    return naive_connections.feed_forward_function(layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, layer.fc2.bias)
 
 
 def naive_encoder(encoder, tokens):

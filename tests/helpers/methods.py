@@ -7,6 +7,7 @@ from fairseq_deep.plugin.architectures import ARCHITECTURES
 from tests.helpers.models import POSTNORM, PRENORM
 
 LSTM, DLCL = "transformer_lstm_2l2l_tiny", "transformer_dlcl_2l2l_tiny"
+LSTM_DECODER = {"decoder_layer_agg": "lstm", "decoder_ffn_embed_dim": None}
 NO_FFN = {"encoder_ffn_embed_dim": None, "decoder_ffn_embed_dim": None}
 # what a method cannot be without
 NEEDS = {"msc": {"layer_agg": "msc", "decoder_memory": "msc"}, "lstm": NO_FFN, "rnn": NO_FFN,
@@ -41,12 +42,11 @@ _OPTIONS = [
     (LSTM, {"lstm_biases": True, "lstm_merge": "two"}),
     (LSTM, {"decoder_attn": "merged"}),
     (LSTM, {"layer_agg": "rnn", "lstm_merge": "two", "lstm_share": "all"}),
-    (PRENORM, {"decoder_layer_agg": "lstm", "decoder_ffn_embed_dim": None, "relative_positions": 2}),
+    (PRENORM, {"relative_positions": 2, **LSTM_DECODER}),
     (LSTM, {"checkpoint_activations": True}),
     (DLCL, {"decoder_memory": "layerwise"}),
     (PRENORM, {"layer_agg": "msc", "decoder_memory": "msc", "msc_blocks": 1, "decoder_attn": "merged"}),
-    (PRENORM, {"decoder_memory": "transparent", "decoder_layer_agg": "lstm", "lstm_merge": "two",
-               "decoder_ffn_embed_dim": None}),
+    (PRENORM, {"decoder_memory": "transparent", "lstm_merge": "two", **LSTM_DECODER}),
     (PRENORM, {"layer_agg": "mlrf", "mlrf_kind": "ffn"}),
     (PRENORM, {"layer_agg": "mlrf", "mlrf_kind": "multi-hop"}),
     (POSTNORM, {"layer_agg": "mlrf", "mlrf_kind": "mean"}),
@@ -71,8 +71,7 @@ _OPTIONS = [
     (POSTNORM, {"encoder_attn": "luna", "luna_length": 3, "checkpoint_activations": True}),
     (POSTNORM, {"encoder_attn": "luna", "decoder_attn": "luna", "luna_length": 4, "checkpoint_activations": True}),
     (PRENORM, {"encoder_attn": "luna", "decoder_attn": "luna", "attention_gate": "heads", "sub_norm": True}),
-    (POSTNORM, {"encoder_attn": "luna", "decoder_attn": "luna", "encoder_layer_agg": "dlcl",
-                "decoder_layer_agg": "lstm", "decoder_ffn_embed_dim": None}),
+    (POSTNORM, {"encoder_attn": "luna", "decoder_attn": "luna", "encoder_layer_agg": "dlcl", **LSTM_DECODER}),
     (PRENORM, {"encoder_attn": "luna", "decoder_attn": "luna", "layer_agg": "ode", "ode_method": "rk2"}),
     (PRENORM, {"relative_positions": 2, "relative_values": True}),
     (POSTNORM, {"relative_positions": 2, "decoder_attn": "merged-self", "checkpoint_activations": True}),
@@ -89,7 +88,10 @@ _OPTIONS = [
     ("transformer_prenorm_6l_big_encoder", {"encoder_layers": 2, "decoder_layers": 2, "decoder_memory": "layerwise"}),
 ]
 OPTIONS = {
-    " ".join([name.split("_")[1], *(f"{flag}={value}" for flag, value in flags.items())]): (name, flags)
+    " ".join([name.split("_")[1], *(f"{flag}={value}" for flag, value in flags.items() if value is not None)]): (
+        name,
+        flags,
+    )
     for name, flags in _OPTIONS
 }
 
