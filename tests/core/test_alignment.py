@@ -104,25 +104,6 @@ def test_generation_returns_the_supervised_layer_and_heads(build, dictionary):
 
 
 @pytest.mark.parametrize(
-    "flags, message",
-    [
-        ({"alignment_layer": 6}, r"--alignment-layer 6 must be in \[0, 5\]"),
-        ({"alignment_layer": -1}, r"--alignment-layer -1 must be in \[0, 5\]"),
-        ({"alignment_layer": 0, "alignment_heads": 3}, r"--alignment-heads 3 must be in \[1, 2\]"),
-        ({"alignment_heads": 1}, "--alignment-heads requires --alignment-layer"),
-        ({"full_context_alignment": True}, "--full-context-alignment requires --alignment-layer"),
-        ({"alignment_layer": 0, "full_context_alignment": True, "decoder_attn": "ssru"}, "--decoder-attn ssru: omit"),
-        ({"alignment_layer": 0, "no_cross_attention": True}, "omit --no-cross-attention"),
-        ({"alignment_layer": 0, "decoder_layerdrop": 0.1}, "omit --decoder-layerdrop"),
-    ],
-    ids=str,
-)
-def test_impossible_flags_are_rejected(flags, message, build):
-    with pytest.raises(UsageError, match=message):
-        build("transformer_dlcl_6l", **flags)
-
-
-@pytest.mark.parametrize(
     "flags", [{"load_alignments": True}, {"criterion": "label_smoothed_cross_entropy_with_alignment"}], ids=str
 )
 def test_a_run_without_alignments_to_learn_from_is_rejected(flags):

@@ -8,8 +8,9 @@ from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, Sequenc
 
 from fairseq_deep.core.attention import multihead
 from fairseq_deep.core.native import library
-from tests.helpers.decoder_attention import KINDS, STACKS, every_combination
+from tests.helpers.decoder_attention import KINDS, STACKS
 from tests.helpers.generation import (
+    LENGTHS,
     Restless,
     assert_lively,
     assert_same,
@@ -20,6 +21,9 @@ from tests.helpers.generation import (
 )
 from tests.helpers.models import fairseq_transformer, tiny_flags
 from tests.helpers.tensors import Kernels
+
+STACKED = ("postnorm", "dlcl-pre", "lstm")
+SYSTEMS = [(kind, stack) for kind in KINDS for stack in STACKED if (stack, "ffn" in kind) != ("lstm", True)]
 
 
 @pytest.fixture
@@ -39,12 +43,8 @@ def twins(build, dictionary):
     return make
 
 
-both_norms = pytest.mark.parametrize("norm", ["prenorm", "postnorm"])
-seeds = pytest.mark.parametrize("seed", [1, 2, 3, 4])
-
-
-@both_norms
-@seeds
+@pytest.mark.parametrize("norm", ["prenorm", "postnorm"])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_beam_search_finds_what_fairseqs_transformer_does(norm, seed, twins, dictionary):
     """With attention as the model is, and without as ``fairseq-generate`` prepares it."""
     (stock, model), sample = twins(norm, seed), make_sample(dictionary)
@@ -57,47 +57,29 @@ def test_beam_search_finds_what_fairseqs_transformer_does(norm, seed, twins, dic
     assert generate(model, dictionary, sample)[0][0]["attention"].numel() == 0
 
 
-@both_norms
-def test_one_model_with_beams_of_different_sizes(norm, twins, dictionary):
-    (stock, model), sample = twins(norm), make_sample(dictionary)
-    for beam in (4, 1, 3, 8, 1):
-        assert_same(generate(model, dictionary, sample, beam_size=beam),
-                    generate(stock, dictionary, sample, beam_size=beam))  # fmt: skip
-    for lengths in ((4,), (2, 2), (9, 1, 1, 3)):
-        sample = make_sample(dictionary, lengths)
-        assert_same(generate(model, dictionary, sample), generate(stock, dictionary, sample))
-
-
-def test_generators_of_two_beams_take_turns(twins, dictionary):
+def test_generators_of_several_beams_take_turns(twins, dictionary):
     """Nothing of a search stays on the model."""
     (stock, model), sample = twins(), make_sample(dictionary)
-    generators = {
-        beam: SequenceGenerator([model], dictionary, beam_size=beam, max_len_b=12, search_strategy=Restless(dictionary))
-        for beam in (4, 2)
-    }
-    for beam in (4, 2, 4, 2):
+    sizes = {"max_len_b": 12, "search_strategy": Restless(dictionary)}
+    generators = {beam: SequenceGenerator([model], dictionary, beam_size=beam, **sizes) for beam in (4, 1, 8)}
+    for beam in (4, 1, 8, 4, 1):
         expected = generate(stock, dictionary, sample, beam_size=beam, max_len_b=12)
         assert_same(generators[beam].generate([model], sample), expected)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"no_repeat_ngram_size": 2},
-        {"min_len": 6},
-        {"len_penalty": 0.5, "normalize_scores": False},
-        {"temperature": 1.7, "unk_penalty": 1.0},
-        {"match_source_len": True},
-        {"strategy": lambda words: search.DiverseBeamSearch(words, 2, 0.5)},
-        {"strategy": lambda words: search.DiverseSiblingsSearch(words, 0.3)},
-        {"strategy": lambda words: search.Sampling(words)},
-        {"strategy": lambda words: search.Sampling(words, sampling_topk=5)},
-        {"strategy": lambda words: search.Sampling(words, sampling_topp=0.8), "beam_size": 1},
-    ],
-    ids=["ngrams", "min", "penalty", "temperature", "length", "diverse", "siblings", "sampling", "topk", "topp"],
-)
-def test_other_searches(options, twins, dictionary):
-    (stock, model), sample = twins(seed=2), make_sample(dictionary)
+SEARCHES = {
+    "ngrams": {"no_repeat_ngram_size": 2},
+    "length": {"match_source_len": True, "temperature": 1.7},
+    "diverse": {"strategy": lambda words: search.DiverseBeamSearch(words, 2, 0.5)},
+    "siblings": {"strategy": lambda words: search.DiverseSiblingsSearch(words, 0.3)},
+    "sampling": {"strategy": lambda words: search.Sampling(words, sampling_topp=0.8), "beam_size": 1},
+}
+
+
+@pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
+@pytest.mark.parametrize("lengths", [LENGTHS, (4,), (9, 1, 1, 3)], ids=str)
+def test_other_searches_and_batches(options, lengths, twins, dictionary):
+    (stock, model), sample = twins(seed=2), make_sample(dictionary, lengths)
     assert_same(generate(model, dictionary, sample, **options), generate(stock, dictionary, sample, **options))
 
 
@@ -108,8 +90,6 @@ def test_an_ensemble(twins, dictionary):
     expected = generate([first, second], dictionary, sample)
     assert_same(generate([ours, others], dictionary, sample), expected)
     assert_same(generate([first, others], dictionary, sample), expected)
-    assert_same(generate([ours, others], dictionary, sample, beam_size=1),
-                generate([first, second], dictionary, sample, beam_size=1))  # fmt: skip
 
 
 def test_prefixes(twins, dictionary):
@@ -146,14 +126,17 @@ def test_alignments_are_fairseqs(how, full_context, twins, dictionary):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
 
 
-@every_combination
-def test_caches_and_shared_sources_change_no_hypothesis(kind, stack, build, dictionary):
-    """Against beam search that computes all positions at each step, of sources that each hypothesis has for itself."""
-    name, flags = STACKS[stack]
-    model = build(name, decoder_layers=3, **flags, **KINDS[kind]).eval()
+@pytest.fixture(params=SYSTEMS, ids="-".join)
+def model(request, build):
+    (name, flags), kind = STACKS[request.param[1]], KINDS[request.param[0]]
+    model = build(name, decoder_layers=3, **flags, **kind).eval()
     strengthen(model.decoder.layers)
-    sample = make_sample(dictionary)
-    model.encoder.shares_sources = False
+    return model
+
+
+def test_caches_and_shared_sources_change_no_hypothesis(model, dictionary):
+    """Against beam search that computes all positions at each step, of sources that each hypothesis has for itself."""
+    sample, model.encoder.shares_sources = make_sample(dictionary), False
     expected = generate(model, dictionary, sample, incremental=False)
     assert_lively(expected)
     model.encoder.shares_sources = True
@@ -162,14 +145,10 @@ def test_caches_and_shared_sources_change_no_hypothesis(kind, stack, build, dict
     assert_same(generate(model, dictionary, sample), expected, attention=False)
 
 
-@every_combination
-def test_kernels_and_the_attention_of_a_gpu_change_no_hypothesis(kind, stack, build, dictionary, monkeypatch):
+def test_kernels_and_the_attention_of_a_gpu_change_no_hypothesis(model, dictionary, monkeypatch):
     """A CPU has compiled kernels, or without them plain products in a decoding step. Fused attention is for GPUs."""
-    name, flags = STACKS[stack]
-    model, sample = build(name, decoder_layers=3, **flags, **KINDS[kind]).eval(), make_sample(dictionary)
-    strengthen(model.decoder.layers)
     prepare(model)
-    calls, attend = [], multihead.attend_fused
+    sample, calls, attend = make_sample(dictionary), [], multihead.attend_fused
     monkeypatch.setattr(multihead, "attend_fused", lambda *args: calls.append(len(args[0])) or attend(*args))
     by_kernels = generate(model, dictionary, sample)
     monkeypatch.setattr(library, "enabled", False)

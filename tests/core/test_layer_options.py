@@ -9,15 +9,12 @@ from fairseq_deep.core.attention import MultiheadAttention
 from fairseq_deep.core.attention.rotary import RotaryPositions
 from fairseq_deep.core.layers.feed_forward import FeedForward
 from fairseq_deep.core.norms import RmsNorm
-from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
-from tests.helpers.invariances import INVARIANCES
 from tests.helpers.models import POSTNORM, PRENORM, full_size, size_of
 from tests.helpers.tensors import DOUBLE, assert_same_gradients, shake
 from tests.reference.naive_layers import attention, gated_feed_forward, rms_norm
 
 T, S, B, C, H = 4, 3, 2, 8, 4
-MODERN = {"norm": "rms", "ffn": "swiglu", "rotary_positions": True}
 ATTENTIONS = {
     "grouped": {"kv_heads": 2},
     "one key-value head": {"kv_heads": 1, "qk_norm": True},
@@ -25,15 +22,6 @@ ATTENTIONS = {
     "gate of heads": {"gate": "heads"},
     "gate of features": {"gate": "features", "kv_heads": 2},
     "Sub-LN": {"output_norm": True},
-}
-MODELS = {
-    "modern": (PRENORM, {**MODERN, "decoder_kv_heads": 1}),
-    "modern post-norm": (POSTNORM, {**MODERN, "qk_norm": True, "attention_gate": "features"}),
-    "Sub-LN": (PRENORM, {"sub_norm": True, "ffn": "geglu", "attention_gate": "heads"}),
-    "bare": ("transformer_hyper_connections_6l", {**MODERN, "sub_norm": True, "decoder_kv_heads": 1}),
-    "LSTM": ("transformer_lstm_2l2l_tiny", {"rotary_positions": True, "qk_norm": True, "decoder_kv_heads": 1}),
-    "value residual": (PRENORM, {"value_residual": True, "rotary_positions": True, "decoder_kv_heads": 1}),
-    "merged": (PRENORM, {"decoder_attn": "merged", "attention_gate": "heads", "sub_norm": True, "norm": "rms"}),
 }
 
 
@@ -111,18 +99,6 @@ def test_rotary_scores_depend_on_distances_alone():
         torch.testing.assert_close(rotary(q.expand(2, C), position), rows["q"][[4, 4]])
 
 
-@pytest.mark.parametrize("check", INVARIANCES)
-@pytest.mark.parametrize("name", MODELS)
-def test_whole_models_keep_what_must_hold(name, check, build, dictionary):
-    arch, flags = MODELS[name]
-
-    def model(**more):
-        depths = {} if name == "LSTM" else {"encoder_layers": 2, "decoder_layers": 2}
-        return build(arch, **{**depths, **flags, **more})
-
-    INVARIANCES[check](model, dictionary)
-
-
 def test_shared_heads_are_not_copied(build, dictionary, monkeypatch):
     """Caches hold them alone, and neither a step nor attention to the source repeats them."""
     monkeypatch.setattr(torch.Tensor, "repeat_interleave", None)
@@ -151,46 +127,6 @@ def test_parameters_are_counted_exactly(build):
     assert size(rotary_positions=True) == plain
     assert size(value_residual=True) == plain + 2 * (5 + 5)
     assert size(value_residual=True, decoder_layers=1) == size(decoder_layers=1) + 2 * 5
-
-
-@pytest.mark.parametrize(
-    "flags, problem, cure",
-    [
-        ({"rotary_positions": True, "encoder_attention_heads": 16, "encoder_embed_dim": 16, "decoder_embed_dim": 16},
-         "requires an even head width, not 1 (encoder)", "--encoder-attention-heads"),
-        ({"rotary_positions": True, "relative_positions": 2}, "not supported with --relative-positions", "omit one"),
-        ({"rotary_positions": True, "decoder_learned_pos": True}, "replaces absolute", "omit --decoder-learned-pos"),
-        ({"rotary_positions": True, "decoder_attn": "average"}, "--decoder-attn average", "omit one"),
-        ({"decoder_kv_heads": 3}, "--decoder-kv-heads 3", "divisor of --decoder-attention-heads 2: use 1, 2"),
-        ({"decoder_kv_heads": 0}, "--decoder-kv-heads must be a whole number of at least 1", "(0)"),
-        ({"norm": "rsm"}, "unknown --norm rsm", "choose from layer, rms"),
-        ({"ffn": "swigelu"}, "unknown --ffn swigelu (did you mean swiglu?)", "choose from plain, swiglu"),
-        ({"attention_gate": "head"}, "unknown --attention-gate head (did you mean heads?)", "choose from heads, feat"),
-        ({"decoder_kv_heads": 1, "decoder_attn": "merged"}, "not supported with --decoder-attn merged", "omit it"),
-        ({"ffn": "swiglu", "activation_fn": "gelu"}, "its own activation function, swish", "omit --activation-fn"),
-        ({"ffn": "geglu", "layer_agg": "lstm", "encoder_ffn_embed_dim": None, "decoder_ffn_embed_dim": None},
-         "has no effect with", "omit it"),
-        ({"value_residual": True, "encoder_layers": 1, "decoder_layers": 1}, "stacks of one layer", "omit it"),
-        ({"value_residual": True, "decoder_layerdrop": 0.1}, "the first layer (decoder)", "omit --decoder-layerdrop"),
-        ({"value_residual": True, "encoder_layers_to_keep": "0,1"}, "(encoder)", "omit --encoder-layers-to-keep"),
-        ({"value_residual": True, "layer_agg": "ode"}, "--layer-agg ode, which evaluates", "--encoder-layer-agg resid"),
-        ({"value_residual": True, "decoder_attn": "average"}, "--decoder-attn average, which has no", "omit one"),
-        ({"value_residual": True, "decoder_attn": "merged"}, "--decoder-attn merged, which has no", "omit one"),
-    ],
-)  # fmt: skip
-def test_flags_that_clash(flags, problem, cure, build):
-    with pytest.raises(UsageError) as error:
-        build(PRENORM, **flags)
-    message = str(error.value)
-    assert "\n" not in message
-    assert problem in message
-    assert cure in message
-
-
-@pytest.mark.parametrize("flags", [{"norm": "rms"}, {"qk_norm": True}, {"sub_norm": True}], ids=str)
-def test_stacks_without_norms_refuse_more_of_them(flags, build):
-    with pytest.raises(UsageError, match="which requires no norms: omit it"):
-        build(POSTNORM, deep_init="tfixup", **flags)
 
 
 def test_a_stored_model_with_rotary_and_no_absolute_positions_loads(build):
