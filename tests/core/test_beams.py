@@ -1,4 +1,4 @@
-"""Sources kept once a sentence, caches in place, reorders: against what is computed from scratch."""
+"""State of beam search: sources once per sentence, caches in place, shared keys, reordering; against recomputation."""
 
 import copy
 
@@ -7,11 +7,15 @@ import torch
 from torch import nn
 
 from fairseq_deep.core.attention import MultiheadAttention, SharedBeamState
-from fairseq_deep.core.attention.beam_reorder import hypotheses_per_sentence, read_order
-from fairseq_deep.core.attention.cache import append, select
-from tests.helpers.beams import KDIM, NEAR, C, H, S, reorder, with_and_without_grad
+from fairseq_deep.core.attention.beam_reorder import hypotheses_per_sentence, keep_sources, read_order
+from fairseq_deep.core.attention.cache import SourceCache, TargetCache, append, select
+from fairseq_deep.core.attention.steps import SHORT, by_column, softmax_, takes_rows
 from tests.helpers.models import make_batch, reorder_all
 from tests.helpers.tensors import DOUBLE, Kernels, randomise
+
+C, H, KDIM, S = 8, 2, 6, 5
+NEAR = {"rtol": 1e-4, "atol": 1e-5}  # in steps, softmax is of fp32
+with_and_without_grad = pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
 
 
 @pytest.mark.parametrize(
@@ -93,12 +97,13 @@ def keys_and_values(length, batch):
     return torch.randn(2, batch, 3, length, 4)
 
 
-@with_and_without_grad
+@pytest.mark.parametrize("grad", [False, True, "now and then"], ids=str)
 def test_a_cache_is_what_was_appended_and_selected(grad):
     """Over many steps and orders, some of which make it smaller or larger, against torch.cat alone."""
     expected, cache, buffer = keys_and_values(0, 6), None, None
-    with torch.set_grad_enabled(grad):
-        for step in range(100):
+    for step in range(100):
+        records = grad is True or bool(grad) and step % 5 == 0
+        with torch.set_grad_enabled(records):
             new = keys_and_values(1 + 3 * (step % 7 == 5), expected.size(1))
             cache, buffer = append(cache, buffer, new)
             expected = torch.cat([expected, new], dim=3)
@@ -109,21 +114,8 @@ def test_a_cache_is_what_was_appended_and_selected(grad):
                 cache, buffer = select(cache, buffer, 1, order)
                 expected = expected[:, order]
                 assert torch.equal(cache, expected)
-            assert (buffer is None) is grad
-            assert buffer is None or buffer.data_ptr() == cache.data_ptr() and buffer.size(3) >= cache.size(3)
-
-
-def test_a_cache_can_change_between_recording_gradients_and_not():
-    expected, cache, buffer = keys_and_values(0, 2), None, None
-    for step in range(60):
-        with torch.set_grad_enabled(step % 5 == 0):
-            new, order = keys_and_values(1, 2), torch.tensor([1, step % 2])
-            cache, buffer = append(cache, buffer, new)
-            expected = torch.cat([expected, new], dim=3)
-            if step % 3:
-                cache, buffer = select(cache, buffer, 1, order)
-                expected = expected[:, order]
-            assert torch.equal(cache, expected)
+        assert buffer is None if records else buffer is not None or grad
+        assert buffer is None or buffer.data_ptr() == cache.data_ptr() and buffer.size(3) >= cache.size(3)
 
 
 @torch.no_grad()
@@ -148,69 +140,34 @@ def test_gradients_pass_through_a_cache():
         assert step.grad[:, 0].eq(0).all() and step.grad[:, 1].eq(2).all()
 
 
-def hypotheses(encoder_out):
-    """How many hypotheses the output is for, and its sources."""
-    count = encoder_out["encoder_out"][0].size(1)
-    return (encoder_out["hypotheses"][0].numel() if "hypotheses" in encoder_out else count), count
+# orders one after the other, and of each: the hypotheses that then share sources, and the sentences of these
+ORDERS = {
+    "a beam": [([0, 0, 1, 1, 2, 2], 6, [0, 1, 2]), ([1, 0, 2, 2, 5, 4], 6, [0, 1, 2]), ([1, 1, 4, 5], 4, [0, 2]),
+               ([3, 2], 2, [2])],
+    "one of each": [([0, 0, 1, 1, 2, 2], 6, [0, 1, 2]), ([0, 2, 4], 3, [0, 1, 2]), ([2, 1, 0], 3, [2, 1, 0])],
+    "torn apart": [([0, 0, 1, 1, 2, 2], 6, [0, 1, 2]), ([1, 2, 3, 0], 4, [0, 1, 1, 0]), ([3, 0], 2, [0, 0])],
+    "without beams": [([1, 1, 0], 3, [1, 1, 0]), ([0, 1, 0, 1, 2, 2], 6, [1, 1, 1, 1, 0, 0])],
+    "a beam later": [([2, 0, 1], 3, [2, 0, 1]), ([0, 0, 1, 1, 2, 2], 6, [2, 0, 1])],
+}  # fmt: skip
 
 
-def assert_is(encoder_out, whole, sentences):
-    """Each entry is that of *sentences* in the *whole* output."""
-    for name, dim in (("encoder_out", 1), ("encoder_states", 1), ("encoder_padding_mask", 0), ("encoder_embedding", 0),
-                      ("src_lengths", 0)):  # fmt: skip
-        assert len(encoder_out[name]) == len(whole[name]) > 0
-        for got, want in zip(encoder_out[name], whole[name]):
-            assert torch.equal(got, want.index_select(dim, torch.tensor(sentences))), name
-    assert encoder_out["fc_results"] == encoder_out["src_tokens"] == []
-
-
-@pytest.fixture
-def encoded(build, dictionary):
+@pytest.mark.parametrize("orders", ORDERS.values(), ids=ORDERS)
+@torch.no_grad()
+def test_sources_are_kept_once_per_sentence(orders, build, dictionary):
     source, lengths, _ = make_batch(dictionary)
     encoder = build("transformer_postnorm_2l2l_tiny").encoder.eval()
-    with torch.no_grad():
-        return encoder, encoder(source, lengths, return_all_hiddens=True)
-
-
-def test_sources_are_kept_once_a_sentence(encoded):
-    encoder, whole = encoded
-    out = reorder(encoder, whole, [0, 0, 1, 1, 2, 2])
-    assert hypotheses(out) == (6, 3) and "hypotheses" not in whole
-    assert_is(out, whole, [0, 1, 2])
-    assert all(got is want for got, want in zip(out["encoder_out"], whole["encoder_out"])), "nothing is copied"
-    out = reorder(encoder, out, [1, 0, 2, 2, 5, 4])
-    assert hypotheses(out) == (6, 3)
-    assert_is(out, whole, [0, 1, 2])
-    out = reorder(encoder, out, [1, 1, 4, 5])  # the second has ended
-    assert hypotheses(out) == (4, 2)
-    assert_is(out, whole, [0, 2])
-    out = reorder(encoder, out, [3, 2])
-    assert hypotheses(out) == (2, 1)
-    assert_is(out, whole, [2])
-
-
-def test_groups_that_are_torn_apart_have_sources_of_their_own(encoded):
-    encoder, whole = encoded
-    shared = reorder(encoder, whole, [0, 0, 1, 1, 2, 2])
-    for order, sentences in (([0, 2, 4], [0, 1, 2]), ([1, 2, 3, 0], [0, 1, 1, 0]), ([5, 0], [2, 0])):
-        out = reorder(encoder, shared, order)
-        assert hypotheses(out) == (len(order), len(order))
-        assert_is(out, whole, sentences)
-        again = reorder(encoder, out, list(range(len(order)))[::-1])
-        assert hypotheses(again) == (len(order), len(order))
-        assert_is(again, whole, sentences[::-1])
-
-
-def test_orders_without_beams(encoded):
-    encoder, whole = encoded
-    for order in ([0, 1, 2], [2, 0, 1], [2], [1, 1, 0], [0, 1, 0, 1, 2, 2]):
-        out = reorder(encoder, whole, order)
-        assert hypotheses(out) == (len(order), len(order))
-        assert_is(out, whole, order)
-        assert "hypotheses" not in out
-    out = reorder(encoder, reorder(encoder, whole, [2, 0, 1]), [0, 0, 1, 1, 2, 2])
-    assert hypotheses(out) == (6, 3), "a beam can follow"
-    assert_is(out, whole, [2, 0, 1])
+    out = whole = encoder(source, lengths, return_all_hiddens=True)
+    for order, hypotheses, sentences in orders:
+        out = encoder.reorder_encoder_out(out, torch.tensor(order))
+        assert (out["hypotheses"][0].numel() if "hypotheses" in out else len(sentences)) == hypotheses
+        for name in ("encoder_out", "encoder_states", "encoder_padding_mask", "encoder_embedding", "src_lengths"):
+            assert len(out[name]) == len(whole[name]) > 0
+            for got, want in zip(out[name], whole[name]):
+                dim = 1 if name in ("encoder_out", "encoder_states") else 0
+                assert torch.equal(got, want.index_select(dim, torch.tensor(sentences))), name
+        if sentences == [0, 1, 2] and hypotheses == 6:
+            assert all(got is want for got, want in zip(out["encoder_out"], whole["encoder_out"])), "nothing is copied"
+        assert out["fc_results"] == out["src_tokens"] == [] and "hypotheses" not in whole
 
 
 @pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
@@ -290,3 +247,162 @@ def test_attention_in_steps_equals_attention_from_scratch(kind, orders, joined, 
                 order = torch.tensor(order)
                 owner, queries = owner[order], queries[:, order]
                 reorder_all(nn.ModuleList([fast, beam_state]), state, order)
+
+
+SCRAMBLED = [[1, 1, 0, 3, 5, 4, 8, 8, 8], [0, 1, 2, 5, 3, 3, 6, 7, 8], [2, 0, 0, 7, 7, 6], [3, 4, 5], [2, 2, 1]]
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["", "torn"])
+@pytest.mark.parametrize("twice", [False, True], ids=["", "twice"])
+def test_a_hypothesis_sees_its_ancestors_and_no_padding(torn, twice):
+    """Three sentences with three hypotheses each; each key is the step and the hypothesis that made it.
+
+    "torn" ends with orders that take sentences apart; "twice" has another order before each.
+    """
+    state, both = {}, nn.ModuleList([SharedBeamState(), TargetCache()])
+    beam_state, cache = both
+    ancestors = [[] for _ in range(9)]
+    for step, order in enumerate([*SCRAMBLED[:2], [0, 4, 2, 1], [1, 1, 3]] if torn else SCRAMBLED):
+        count, padded = len(ancestors), {0, step} if step in (1, 2) else set()
+        words = torch.tensor([[row not in padded] for row in range(count)])
+        keys = torch.stack([torch.full((count,), step), torch.arange(count)], dim=1).double()
+        mask = beam_state(state, 3, torch.zeros(1, count, C, **DOUBLE), words).mask
+        beam = 1 if torn and step > 2 else 3
+        assert mask.shape == (count // beam, 1, beam, beam * (step + 1))
+        held = cache(state, keys.view(1, -1, 1, beam, 2).expand(2, -1, -1, -1, -1))
+        ancestors = [[*own, None if row in padded else (step, row)] for row, own in enumerate(ancestors)]
+        for row, own in enumerate(ancestors):
+            seen = held[0, row // beam, 0][mask[row // beam, 0, row % beam] == 0]
+            assert [tuple(key) for key in seen.int().tolist()] == [key for key in own if key is not None]
+        orders = [list(range(count))[::-1], order] if twice else [order]
+        for order in orders:
+            reorder_all(both, state, torch.tensor(order))
+            ancestors = [list(ancestors[row]) for row in order]
+
+
+@torch.no_grad()
+def test_a_new_order_copies_no_keys_unless_a_sentence_has_ended():
+    state, both = {}, nn.ModuleList([SharedBeamState(), TargetCache()])
+    places = []
+    for order in ([1, 0, 3, 3], [0, 0, 2, 3], [2, 3], [1, 0]):
+        count = 4 if len(places) < 3 else 2
+        both[0](state, 2, torch.zeros(1, count, C), torch.ones(count, 1, dtype=torch.bool))
+        cache = both[1](state, torch.randn(2, count // 2, H, 2, C // H))
+        places.append(cache.data_ptr())
+        reorder_all(both, state, torch.tensor(order))
+    assert places[0] == places[1] == places[2] != places[3]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)
+@with_and_without_grad
+def test_a_hypothesis_that_is_not_finite_harms_no_other(value, grad):
+    """Beam search drops it, and goes on with the others."""
+    module = randomise(MultiheadAttention(C, H, causal=True)).eval()
+    queries, outputs = torch.randn(3, 1, 4, C), []
+    queries[0, 0, 1] = value
+    with torch.set_grad_enabled(grad):
+        for together in (True, False):
+            beam_state, state = SharedBeamState(), {}
+            beam_state.largest_beam = 2 if together else 1
+            for query in queries:
+                step = beam_state(state, 2, query, torch.ones(4, 1, dtype=torch.bool))
+                assert step.mask.size(2) == beam_state.largest_beam
+                outputs.append(module(query, incremental_state=state, step=step)[0])
+                reorder_all(nn.ModuleList([beam_state, module]), state, torch.tensor([0, 0, 3, 2]))
+    for got, want in zip(outputs[:3], outputs[3:]):
+        torch.testing.assert_close(got, want, equal_nan=True, **NEAR)
+
+
+def test_one_hypothesis_a_sentence_or_too_many_have_keys_of_their_own():
+    for sentences, count in ((3, 3), (2, 3), (2, 5), (0, 0), (4, 2), (2, 66)):
+        beam_state, state = SharedBeamState(), {}
+        for length in (1, 2):
+            step = beam_state(state, sentences, torch.zeros(1, count, C), torch.ones(count, 1, dtype=torch.bool))
+            assert step.mask.shape == (count, 1, 1, length) and step.mask.eq(0).all()
+            reorder_all(beam_state, state, torch.arange(count))
+
+
+KEPT = {  # of six sentences: which stay, in which order, and how many are moved where they are
+    "the last ones leave": ([0, 1, 2, 3], 0),
+    "one leaves": ([0, 5, 2, 3, 4], 1),
+    "two leave": ([0, 5, 2, 4], 2),
+    "all stay": ([0, 1, 2, 3, 4, 5], None),
+    "closed up": ([0, 2, 3, 4, 5], None),
+    "turned round": ([2, 1, 0], None),
+    "most are others": ([5, 4, 3], None),
+    "one twice": ([0, 1, 1, 3], None),
+    "more than before": ([0, 1, 2, 3, 4, 5, 5], None),
+}
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("kept, moves", KEPT.values(), ids=KEPT)
+def test_sentences_that_take_places_of_others_are_moved_there(kept, moves, beam):
+    ranks = torch.randint(beam, (len(kept), beam))
+    order = read_order((torch.tensor(kept).unsqueeze(1) * beam + ranks).flatten(), 6, beam)
+    assert (order.moves if moves is None else len(order.moves)) == moves
+    for dim in (0, 1):
+        x = torch.randn(6, 6, 2)
+        want = x.index_select(dim, torch.tensor(kept))
+        gradient = keep_sources(x.clone().requires_grad_(), dim, order)
+        assert torch.equal(gradient, want)
+        with torch.no_grad():
+            got = keep_sources(x, dim, order)
+        assert torch.equal(got, want)
+        assert (got.data_ptr() == x.data_ptr()) == (moves is not None or order.sources is None)
+
+
+@torch.no_grad()
+def test_caches_move_the_sentences_that_take_places_of_others():
+    """Keys of sources stay by column, as products of a step on a CPU want them: a copy per step would cost more."""
+    state, parts = {}, nn.ModuleList([SharedBeamState(), TargetCache(), SourceCache()])
+    parts[0](state, 3, torch.zeros(1, 6, C), torch.ones(6, 1, dtype=torch.bool))
+    own, key, value = parts[1](state, torch.randn(2, 3, H, 2, 4)), by_column(torch.randn(3, H, 5, 4)), torch.randn(3, 5)
+    parts[2].keep(state, key, value, None)
+    wanted = [own[:, [0, 2]], key[[0, 2]], value[[0, 2]]]  # copies
+    reorder_all(parts, state, torch.tensor([1, 0, 4, 5]))
+    held = [state[parts[1]._state]["cache"], *parts[2](state)[:2]]
+    for got, want, before in zip(held, wanted, (own, key, value)):
+        assert torch.equal(got, want) and got.data_ptr() == before.data_ptr()
+    longer = parts[1](state, torch.randn(2, 2, H, 2, 4))
+    assert torch.equal(longer[:, :, :, :2], wanted[0]) and longer.data_ptr() == own.data_ptr()
+    reorder_all(parts, state, torch.tensor([3, 2, 0, 1]))
+    turned = parts[2](state)[0]
+    assert torch.equal(turned, wanted[1][[1, 0]]) and turned.transpose(2, 3).is_contiguous()
+
+
+@pytest.mark.parametrize("entries", [1, SHORT - 1, SHORT, 40])
+@pytest.mark.parametrize("rows", [3, 500])
+@pytest.mark.parametrize("scale", [1, 1e4])  # exp of the second is beyond fp32
+def test_softmax_of_short_rows(rows, entries, scale):
+    scores = scale * torch.randn(rows, entries)
+    scores[0, : entries // 2] = -float("inf")
+    scores[1] = float("nan")
+    want = torch.softmax(scores, dim=-1)
+    torch.testing.assert_close(softmax_(scores.clone()), want, equal_nan=True)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_step_without_gradients_is_one_with_them(masked, autocast):
+    """Attention to a source has a short way on a CPU; a mask and autocast are none of its business."""
+    module = randomise(MultiheadAttention(C, H, kdim=C)).eval()
+    query, memory = torch.randn(1, 6, C), torch.randn(5, 2, C)
+    mask = torch.zeros(3, 5).masked_fill_(torch.rand(3, 5) < 0.5, -1e4) if masked else None
+    outputs = []
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            outputs.append(module(query, memory, attn_mask=mask, incremental_state={})[0].float())
+            assert takes_rows(module, query, memory, None) == (not grad and not autocast)
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
+
+
+def test_copies_of_one_hypothesis_share_its_sentence():
+    """As after the first step of a search, which has one hypothesis per sentence."""
+    shared, state = SharedBeamState(), {}
+    with torch.no_grad():
+        shared(state, 2, torch.zeros(1, 2, 4), torch.ones(2, 1, dtype=torch.bool))
+        order = shared.reorder(state, torch.tensor([0, 0, 0, 1, 1, 1]))
+        step = shared(state, 2, torch.zeros(1, 6, 4), torch.ones(6, 1, dtype=torch.bool))
+    assert order.copies == 3 and order.sources is None
+    assert step.mask.shape == (2, 1, 3, 2 * 3), "three hypotheses see the keys of their sentence"

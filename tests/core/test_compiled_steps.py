@@ -8,9 +8,9 @@ from fairseq.sequence_generator import EnsembleModel
 
 from fairseq_deep.core.attention import multihead
 from fairseq_deep.core.registry import UsageError
-from tests.helpers.beams import NEAR
 from tests.helpers.decoder_attention import KINDS
 from tests.helpers.generation import assert_lively, assert_same, generate, make_sample, prepare, strengthen
+from tests.helpers.invariances import NEAR
 from tests.helpers.tensors import Kernels
 
 NO_COMPILER = {"backend": "eager"}  # traces, and runs what it has traced

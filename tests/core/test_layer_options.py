@@ -10,7 +10,7 @@ from fairseq_deep.core.attention.rotary import RotaryPositions
 from fairseq_deep.core.layers.feed_forward import FeedForward
 from fairseq_deep.core.norms import RmsNorm
 from fairseq_deep.core.stack import Stack
-from tests.helpers.models import POSTNORM, PRENORM, full_size, size_of
+from tests.helpers.models import PRENORM, full_size, size_of
 from tests.helpers.tensors import DOUBLE, assert_same_gradients, shake
 from tests.reference.naive_layers import attention, gated_feed_forward, rms_norm
 

@@ -1,6 +1,9 @@
-"""Masks that are made once a forward pass, and without asking the device: against slow forms, and by count."""
+"""Masks that are made once per forward pass, and without reading values of the batch: against slow forms, by count.
 
-import contextlib
+That attention computes the same with a mask and its additive form is in ``test_attention.py``; that a device is asked
+for nothing, in ``test_device.py``.
+"""
+
 import types
 from collections import Counter
 
@@ -11,26 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_deep.core import decoder, encoder
 from fairseq_deep.core.attention import MultiheadAttention, masks, multihead
-from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture
+from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from tests.helpers.methods import structure
 from tests.helpers.models import make_batch, task_of, tiny_flags
 from tests.helpers.tensors import DOUBLE, randomise
 
 T, B, C, H = 6, 3, 10, 2
-NEAR = {"rtol": 1e-8, "atol": 1e-10}
-RELATIVE = [{}, {"relative_positions": 2}, {"relative_positions": 9}]
-RELATIVE.append({"relative_positions": 2, "relative_values": True})
-SHALLOW = {"encoder_layers": 4, "decoder_layers": 2}
 ATTENTIONS = ("self", "average", "merged", "merged-self", "merged-average", "ssru")
-relative_or_not = pytest.mark.parametrize("relative", RELATIVE, ids=lambda r: "-".join(map(str, r.values())) or "plain")
-
-
-def one_of_each():
-    """The shallowest row of each kind: norms, aggregator, and options."""
-    kinds = {}
-    for row in sorted(ARCHITECTURES.values(), key=lambda row: row.encoder_layers + row.decoder_layers):
-        kinds.setdefault((row.norm, row.layer_agg, tuple(name for name, _ in sorted(dict(row.options).items()))), row)
-    return [row.name for row in kinds.values()]
+STRUCTURES = {structure(row): row.name for row in ARCHITECTURES.values()}.values()
 
 
 def padded(left=0, right=0):
@@ -40,48 +32,6 @@ def padded(left=0, right=0):
     return mask
 
 
-def outcome(module, query, **options):
-    """Output and every gradient."""
-    query = query.clone().requires_grad_()
-    output, weights = module(query, **options)
-    direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), **DOUBLE)
-    grads = torch.autograd.grad(output, [query, *module.parameters()], direction)
-    return [output, *grads] if weights is None else [output, weights, *grads]
-
-
-def assert_same(one, other, near=None):
-    assert len(one) == len(other)
-    for got, want in zip(one, other):
-        torch.testing.assert_close(got, want, **(near or NEAR))
-
-
-@relative_or_not
-@pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
-def test_a_bias_for_all_layers_is_the_padding_mask(relative, need_weights):
-    module, query = randomise(MultiheadAttention(C, H, **relative).double()), torch.randn(T, B, C, **DOUBLE)
-    for mask in (padded(left=2), padded(right=3), padded(2, 1), padded()):
-        bias = masks.padding_bias(mask, torch.float64)
-        assert bias.shape == (B, 1, 1, T)
-        assert torch.equal(bias[:, 0, 0].ne(0), mask)
-        endless = torch.zeros(B, 1, 1, T).masked_fill(mask.view(B, 1, 1, T), float("-inf"))
-        options = [{"key_padding_mask": given, "need_weights": need_weights} for given in (endless, mask, bias)]
-        expected, *others = [outcome(module, query, **each) for each in options]
-        for actual in others:
-            assert_same(actual, expected)
-
-
-@relative_or_not
-@pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
-@pytest.mark.parametrize("right", [0, 2])
-def test_causal_is_the_causal_mask(relative, need_weights, right):
-    module = randomise(MultiheadAttention(C, H, causal=True, **relative).double())
-    query, mask = torch.randn(T, B, C, **DOUBLE), torch.full((T, T), float("-inf"), **DOUBLE).triu(1)
-    options = {"need_weights": need_weights, "key_padding_mask": padded(right=right) if right else None}
-    assert torch.equal(masks.future_mask(T, T, query), mask)
-    expected = outcome(module, query, attn_mask=mask, **options)
-    assert_same(outcome(module, query, causal=True, **options), expected)
-
-
 def test_causal_needs_no_mask_where_nothing_else_is_added(monkeypatch):
     given, module = [], MultiheadAttention(C, H).eval()
     monkeypatch.setattr(multihead, "attend_fused", lambda q, k, v, bias, *rest: given.append((bias, rest[-1])) or v)
@@ -89,15 +39,6 @@ def test_causal_needs_no_mask_where_nothing_else_is_added(monkeypatch):
     module(torch.randn(T, B, C), causal=True, key_padding_mask=padded(right=1))
     assert given[0] == (None, True)
     assert given[1][0].shape == (B, 1, T, T) and not given[1][1]
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
-def test_attention_without_torchs_fused_one_is_the_same(monkeypatch, causal):
-    module, query = randomise(MultiheadAttention(C, H).double()), torch.randn(T, B, C, **DOUBLE)
-    options = {"causal": causal, "key_padding_mask": None if causal else padded(right=2)}
-    expected = outcome(module, query, **options)
-    monkeypatch.setattr(multihead, "attend_fused", multihead.attend_plainly)
-    assert_same(outcome(module, query, **options), expected, {"rtol": 1e-4, "atol": 1e-5})
 
 
 def test_the_type_of_products_is_that_of_autocast():
@@ -131,17 +72,6 @@ def test_no_gradient_of_relative_positions_is_scattered(values, causal):
     assert not [name for name in operations.counts if name.strip("_") in scattered]
 
 
-@relative_or_not
-@pytest.mark.parametrize("length", [1, 2, 3, 12])
-def test_relative_positions_at_any_length_with_joined_projections(relative, length):
-    """In generation the three projections are one, so that queries are a part of its output."""
-    module, query = randomise(MultiheadAttention(C, H, **relative).double()), torch.randn(length, B, C, **DOUBLE)
-    expected = module(query)[0]
-    module.eval().make_generation_fast_("")
-    with torch.no_grad():
-        torch.testing.assert_close(module(query)[0], expected, **NEAR)
-
-
 @pytest.fixture
 def never_asks(monkeypatch):
     """As on a GPU or under torch.compile, where masks are made without a look at the batch."""
@@ -149,76 +79,39 @@ def never_asks(monkeypatch):
         monkeypatch.setattr(module, "is_sync_free", lambda x: False)
 
 
-def results(model, batch, words, **options):
-    """Outputs for *words*, and every gradient of them."""
+def results(model, batch, full_context):
+    """Outputs for words, and every gradient of them."""
     model.zero_grad()
     torch.manual_seed(3)  # a few methods have dropout of their own
-    output = model(*batch, **options)[0][words]
+    encoded, words = model.encoder(*batch[:2]), batch[2].ne(model.decoder.padding_idx)
+    output = model.decoder(batch[2], encoded, full_context_alignment=full_context)[0][words]
     (output * torch.randn(output.shape, generator=torch.Generator().manual_seed(5), **DOUBLE)).sum().backward()
     return [output, *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-def shift(target, pad):
-    """*target* with its padding on the left."""
-    return torch.stack([torch.cat([row[row.eq(pad)], row[row.ne(pad)]]) for row in target])
+RELATIVE = {"relative_positions": 2, "relative_values": True}
+CASES = [(name, {}, False) for name in STRUCTURES]
+CASES += [("transformer_prenorm_6l", {"decoder_attn": name}, False) for name in ATTENTIONS]
+CASES += [("transformer_prenorm_6l", {"decoder_attn": name}, True) for name in ATTENTIONS if name != "ssru"]
+CASES += [("transformer_prenorm_6l", {"decoder_attn": name, **RELATIVE}, False) for name in ("self", "merged-self")]
 
 
-@pytest.mark.parametrize(
-    "name, flags",
-    [(name, {}) for name in one_of_each()]
-    + [("transformer_prenorm_6l", {"decoder_attn": attention}) for attention in ATTENTIONS[1:]]
-    + [("transformer_prenorm_6l", {"relative_positions": 2, "relative_values": True, "decoder_attn": attention})
-       for attention in ("self", "merged-self")],
-    ids=str,
-)  # fmt: skip
-def test_a_model_that_never_asks_computes_the_same(request, build, dictionary, name, flags):
+@pytest.mark.parametrize("name, flags, full_context", CASES, ids=str)
+def test_a_model_that_never_asks_computes_the_same(name, flags, full_context, request, build, dictionary):
     """In fp64, with every gradient; sources padded, targets padded on the right, on the left, or not at all."""
-    model = randomise(build(name, **SHALLOW, **flags).double()).train()
-    pad, results_of = dictionary.pad(), {}
-    batches = {"right": make_batch(dictionary), "full": make_batch(dictionary, (4, 4), (5, 5))}
-    source, lengths, target = batches["right"]
-    batches["left"] = (source, lengths, shift(target, pad))
-    known = {"right": (True, False), "full": (True, False), "left": (False,)}
-    for kind, batch in batches.items():
-        results_of[kind] = results(model, batch, batch[2].ne(pad))
-    for got, want in zip(results_of["left"], results_of["right"]):
+    model = randomise(build(name, encoder_layers=4, decoder_layers=2, **flags).double()).train()
+    source, lengths, target = make_batch(dictionary)
+    left = torch.stack([torch.cat([row[row.eq(1)], row[row.ne(1)]]) for row in target])
+    batches = {"right": (source, lengths, target), "full": make_batch(dictionary, (4, 4), (5, 5)),
+               "left": (source, lengths, left)}  # fmt: skip
+    expected = {kind: results(model, batch, full_context) for kind, batch in batches.items()}
+    for got, want in zip(expected["left"], expected["right"]):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-8)
     request.getfixturevalue("never_asks")
     for kind, batch in batches.items():
-        for model.decoder.pads_right in known[kind]:
-            assert_same(results(model, batch, batch[2].ne(pad)), results_of[kind], {"rtol": 1e-6, "atol": 1e-9})
-
-
-@pytest.mark.parametrize("decoder_attn", [name for name in ATTENTIONS if name != "ssru"])
-def test_full_context_is_the_same_without_asking(build, dictionary, decoder_attn, request):
-    model = build("transformer_prenorm_6l", decoder_attn=decoder_attn).double().eval()
-    source, lengths, target = make_batch(dictionary)
-    words = target.ne(dictionary.pad())
-    encoded = model.encoder(source, lengths)
-    expected = model.decoder(target, encoded, full_context_alignment=True)[0][words]
-    request.getfixturevalue("never_asks")
-    for model.decoder.pads_right in (True, False):
-        actual = model.decoder(target, model.encoder(source, lengths), full_context_alignment=True)[0][words]
-        torch.testing.assert_close(actual, expected, **NEAR)
-
-
-@pytest.mark.parametrize("name", one_of_each())
-def test_a_forward_pass_asks_the_device_nothing(dictionary, name, monkeypatch):
-    """On the meta device, which has no answers."""
-    monkeypatch.setattr(torch, "autocast", lambda *args, **options: contextlib.nullcontext())  # there is none for it
-    with torch.device("meta"):
-        model = build_architecture(name, dictionary, **{**tiny_flags(name), **SHALLOW})
-    model.to("meta").train()
-    tokens = torch.empty(2, 5, dtype=torch.long, device="meta")
-    lengths = torch.empty(2, dtype=torch.long, device="meta")
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        bool(tokens.any())
-    for model.decoder.pads_right in (True, False):
-        assert model(tokens, lengths, tokens)[0].shape == (2, 5, len(dictionary))
-    encoded = model.eval().encoder(tokens, lengths, return_all_hiddens=True)
-    attention = dict(ARCHITECTURES[name].options).get("decoder_attn")
-    attn = model.decoder(tokens, encoded, full_context_alignment=attention not in ("ssru", "luna"))[1]["attn"][0]
-    assert attn is None if attention == "luna" else attn.shape == (2, 5, 5)
+        for model.decoder.pads_right in (False,) if kind == "left" else (True, False):
+            for got, want in zip(results(model, batch, full_context), expected[kind], strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("flags", [{}, {"relative_positions": 2}, {"decoder_attn": "merged-self"}], ids=str)

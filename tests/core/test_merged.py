@@ -363,7 +363,7 @@ def steps(model, encoder_out, target, state=None):
         yield model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)[0][:, -1]
 
 
-@pytest.mark.parametrize("kind", ["average", "merged", "merged-average", "ssru", "luna"])
+@pytest.mark.parametrize("kind", ["self", "average", "merged", "merged-average", "ssru", "luna"])
 @torch.no_grad()
 def test_left_padding_is_not_counted_in_steps(kind, build, dictionary):
     """fairseq's positions do count it in steps, so that there are none here."""
