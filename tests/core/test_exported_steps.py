@@ -1,4 +1,4 @@
-"""``torch.export`` of decoding steps: one program for all positions, with the scores of the eager model.
+"""``torch.export`` of encoders and decoding steps: one program for all positions and batches, equal to the eager model.
 
 The methods are those of ``tests/helpers/methods.py``. Initialisations that only fill weights have no program of their
 own.
@@ -26,7 +26,7 @@ CAPACITY = 5
 PLAIN = [f"{axis}-{default}" for axis, (_, default) in AXES.items() if axis != "layer_agg"]
 DIFFERENT = [case for case in METHODS if case not in PLAIN]
 ATTENTIONS = [case for case in METHODS if case.startswith("decoder_attn-")]
-SOURCES = [case for case in METHODS if case.startswith("decoder_memory-")]
+SOURCES = [case for case in METHODS if not case.startswith("decoder_attn-")]
 SOURCES += [case for case in OPTIONS if "relative_values" in case or "rotary_positions" in case]
 
 
@@ -159,7 +159,7 @@ def test_each_hypothesis_of_a_large_beam_has_its_own_keys(make, dictionary):
 
 @pytest.mark.parametrize("case", SOURCES)
 def test_an_exported_encoder_makes_the_same(case, make, dictionary, quicker):
-    """Of all memories, and with relative positions, for sources of any length."""
+    """Of all methods, and with relative positions, for sources of any length."""
     model = make(case)
     program, encode = export_encoder(model, 2, CAPACITY).module(), SourceProgram(model, 2, CAPACITY)
     for source in batches(dictionary, (5, 3, 4), (9,), (2, 2)):

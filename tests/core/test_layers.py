@@ -78,36 +78,31 @@ def assert_same(stock, ours, x, options):
     return gotten
 
 
-@both_norms
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("masked", [None, (2, 3), (-2, -1)], ids=["full", "left", "right"])
-def test_encoder_layer_is_fairseqs(pre_norm, activation, masked):
-    stock, ours = twins("encoder", pre_norm=pre_norm, activation_fn=activation)
-    gradients = assert_same(stock.train(), ours.train(), *encoder_inputs(masked))
-    assert all(gradient.any() for name, gradient in gradients.items() if name != "self_attn.k_proj.bias")
+# side, width of the memory, and how many positions are padding in each sentence, of the memory and of the layer's own
+INPUTS = [("encoder", None, None, masked) for masked in (None, (2, 3), (-2, -1))]
+PADDED = [(None, None), ((2, 3), None), ((-1, -2), (-2, -1))]
+INPUTS += [("decoder", dim, *masked) for dim in (C, E) for masked in PADDED]
+INPUTS += [("decoder", None, None, (-2, -1))]  # as in a language model
 
 
 @both_norms
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("dim", [C, E], ids=["one width", "another width"])
-@pytest.mark.parametrize("masked", [(None, None), ((2, 3), None), ((-1, -2), (-2, -1))], ids=["full", "left", "both"])
-def test_decoder_layer_is_fairseqs(pre_norm, activation, dim, masked):
-    stock, ours = twins("decoder", pre_norm=pre_norm, activation_fn=activation, encoder_dim=dim)
-    assert ours.encoder_attn.k_proj.weight.shape == ours.encoder_attn.v_proj.weight.shape == (C, dim)
-    gradients = assert_same(stock.train(), ours.train(), *decoder_inputs(dim, *masked))
+@pytest.mark.parametrize("side, dim, masked, own_masked", INPUTS)
+def test_layers_are_fairseqs(side, dim, masked, own_masked, activation, pre_norm):
+    flags = {"pre_norm": pre_norm, "activation_fn": activation, "encoder_dim": dim or C}
+    stock, ours = twins(side, no_encoder_attn=side == "decoder" and dim is None, **flags)
+    if dim is not None:
+        assert ours.encoder_attn.k_proj.weight.shape == ours.encoder_attn.v_proj.weight.shape == (C, dim)
+    x, options = encoder_inputs(own_masked) if side == "encoder" else decoder_inputs(dim, masked, own_masked)
+    gradients = assert_same(stock.train(), ours.train(), x, options)
     assert all(gradient.any() for name, gradient in gradients.items() if not name.endswith("k_proj.bias"))
 
 
 @both_norms
-@pytest.mark.parametrize("has_attn", [False, True], ids=["without the attention", "without a source"])
-def test_decoder_layer_that_sees_no_source_is_fairseqs(pre_norm, has_attn):
-    """As in a language model, or in a decoder that gets no output of an encoder."""
-    stock, ours = twins("decoder", no_encoder_attn=not has_attn, pre_norm=pre_norm)
-    assert (ours.encoder_attn is not None) is has_attn
+def test_a_decoder_layer_that_gets_no_source_is_fairseqs(pre_norm):
+    stock, ours = twins("decoder", pre_norm=pre_norm)
     gradients = assert_same(stock.train(), ours.train(), *decoder_inputs(None, target_masked=(-2, -1)))
-    assert {name for name, gradient in gradients.items() if gradient is None} == {
-        name for name in gradients if "encoder_attn" in name
-    }
+    assert {name for name in gradients if gradients[name] is None} == {n for n in gradients if "encoder_attn" in n}
 
 
 @both_norms
@@ -154,23 +149,6 @@ def test_an_encoder_layer_of_an_old_fairseq_is_loaded():
             parameter.zero_()
     load(ours, state)
     assert_same(stock.train(), ours.train(), *encoder_inputs((2, 3)))
-
-
-@both_norms
-@pytest.mark.parametrize("no_encoder_attn", [False, True], ids=["", "no source"])
-def test_incremental_decoding_equals_full_decoding_and_fairseqs(pre_norm, no_encoder_attn):
-    stock, ours = twins("decoder", no_encoder_attn, pre_norm=pre_norm, encoder_dim=E)
-    x, options = decoder_inputs(None if no_encoder_attn else E, masked=(2, 3))
-    full = call(ours.eval(), x, **options)[0]
-    source = {name: value for name, value in options.items() if name.startswith("encoder_")}
-    outputs = []
-    for layer in (ours, stock.eval()):
-        caches = {}
-        steps = [call(layer, x[i : i + 1], incremental_state=caches, **source)[0] for i in range(T)]
-        outputs.append(torch.cat(steps))
-        assert len(caches) == (1 if no_encoder_attn else 2)
-    torch.testing.assert_close(outputs[0], full, **NEAR)
-    torch.testing.assert_close(outputs[0], outputs[1], **NEAR)
 
 
 @both_norms

@@ -116,8 +116,8 @@ def test_sums_over_layers():
     torch.testing.assert_close(weighted_sum(weights, entries).double(), expected, rtol=1e-5, atol=1e-6)
 
 
-# architecture, flags, which kernels run in steps of two layers, and how often in each: a plain stack is one call, unless
-# its layers have memories of their own; torch runs layers with GELU around attentions in kernels
+# architecture, flags, kernels that run in a step of two layers, and how often: a plain stack is one call, unless its
+# layers have memories of their own; torch runs layers with GELU around attentions in kernels
 DECODERS = {
     "pre": (PRE, {}, NativeStack, 1),
     "post": (POST, {}, NativeStack, 1),

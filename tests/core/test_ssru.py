@@ -70,7 +70,7 @@ def test_open_and_closed_gates_over_a_thousand_positions(compiles, monkeypatch):
 
 
 @pytest.mark.parametrize("padding", PADDING)
-def test_the_module_equals_the_equations(padding):
+def test_the_module_equals_the_equations_also_in_steps(padding):
     module, mask = randomise(Ssru(C).double()), padding_mask(padding)
     x, words = torch.randn(T, B, C, requires_grad=True, **DOUBLE), ~mask
     actual = run(module, x, mask)
@@ -84,20 +84,15 @@ def test_the_module_equals_the_equations(padding):
     other = x.detach().clone()
     other[mask.T] += 100.0
     torch.testing.assert_close(run(module, other, mask), actual.detach(), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("padding", PADDING)
-@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
-def test_incremental_equals_full(padding, grad):
-    module, mask, state = randomise(Ssru(C).double()), padding_mask(padding), {}
-    x, beams, outputs = torch.randn(T, B, C, **DOUBLE), SharedBeamState(attends=False), []
-    with torch.set_grad_enabled(grad):
-        for position in range(T):
-            now = x[position : position + 1]
-            step = beams(state, B, now, ~mask[:, position : position + 1])
-            outputs.append(module(now, incremental_state=state, step=step)[0])
-    torch.testing.assert_close(torch.cat(outputs), run(module, x, mask))
-    assert state[module._state]["vector"].shape == (1, B, C)
+    for grad in (True, False):
+        state, beams, outputs = {}, SharedBeamState(attends=False), []
+        with torch.set_grad_enabled(grad):
+            for position in range(T):
+                now = x[position : position + 1]
+                step = beams(state, B, now, words[:, position : position + 1])
+                outputs.append(module(now, incremental_state=state, step=step)[0])
+        torch.testing.assert_close(torch.cat(outputs), actual)
+        assert state[module._state]["vector"].shape == (1, B, C)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -63,6 +63,7 @@ _OPTIONS = [
     (PRENORM, {"encoder_layer_agg": "residual-dual", "decoder_layer_agg": "attention-residual"}),
     (PRENORM, {"encoder_layer_agg": "attention-residual", "decoder_layer_agg": "dlcl"}),
     (LSTM, {"decoder_layer_agg": "residual-dual", "decoder_ffn_embed_dim": 32}),
+    (PRENORM, {"layer_agg": "hyper-connections", "sub_norm": True, "norm": "rms", "ffn": "swiglu"}),
     (POSTNORM, {"residual": "highway", "highway_form": "attention"}),
     (PRENORM, {"residual": "sdu", "sdu_activation": "tanh", "sdu_layers": 1}),
     (PRENORM, {"residual": "prores", "prores_period": 3, "prores_around": "completep"}),
