@@ -1,6 +1,7 @@
 """State of beam search: sources once per sentence, caches in place, shared keys, reordering; against recomputation."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -18,61 +19,33 @@ NEAR = {"rtol": 1e-4, "atol": 1e-5}  # in steps, softmax is of fp32
 with_and_without_grad = pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
 
 
-@pytest.mark.parametrize(
-    "order, sentences, beam",
-    [
-        ([0, 0, 0, 1, 1, 1], 2, 3),
-        ([0, 1, 2], 3, 1),
-        ([0, 0, 0, 0], 1, 4),
-        ([0], 1, 1),
-        ([0, 1, 0, 1], 2, 1),  # rank by rank
-        ([0, 0, 1], 2, 1),
-        ([1, 1, 0, 0], 2, 1),
-        ([0, 0, 1, 1], 4, 1),  # half of the sentences
-        ([0, 0, 1, 1, 2], 2, 1),
-        ([], 3, 1),
-        ([], 0, 1),
-    ],
-)
-def test_hypotheses_per_sentence(order, sentences, beam):
-    assert hypotheses_per_sentence(torch.tensor(order, dtype=torch.long), sentences) == beam
-    assert hypotheses_per_sentence(torch.tensor(order, dtype=torch.int32), sentences) == beam
+@pytest.mark.parametrize("sentences", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.long, torch.int32], ids=str)
+def test_hypotheses_per_sentence_are_read_from_the_first_order(sentences, dtype):
+    """Each sentence the same number of times, one after the other; any other order has one hypothesis per sentence."""
+    assert hypotheses_per_sentence(torch.zeros(0, dtype=dtype), 0) == 1
+    for length in range(7):
+        beam = length // sentences
+        regular = [number for number in range(sentences) for _ in range(beam)]
+        for order in itertools.product(range(sentences), repeat=length):
+            found = hypotheses_per_sentence(torch.tensor(order, dtype=dtype), sentences)
+            assert found == (beam if list(order) == regular and beam else 1), order
 
 
-@pytest.mark.parametrize(
-    "order, beam, sentences",
-    [
-        ([0, 1, 2, 3, 4, 5], 2, "all"),
-        ([1, 0, 3, 3, 5, 4], 2, "all"),
-        ([0, 1, 2], 1, "all"),
-        ([0, 1, 2, 3], 2, [0, 1]),
-        ([3, 2, 0, 0, 5, 4], 2, [1, 0, 2]),  # sentences change places
-        ([0, 1, 2, 3, 4, 5, 0, 1], 2, [0, 1, 2, 0]),
-        ([2, 3], 2, [1]),
-        ([5, 3, 4], 3, [1]),
-        ([0, 1, 4, 3, 2, 5], 2, None),  # torn apart
-        ([1, 2, 0, 3], 2, None),
-        ([0, 2], 2, None),
-        ([0, 1, 2], 2, None),  # half of a group
-        ([2, 0, 1], 1, [2, 0, 1]),
-        ([2, 0, 0, 1], 1, [2, 0, 0, 1]),
-    ],
-)
-def test_an_order_keeps_sentences_or_tears_them_apart(order, beam, sentences):
-    """Of three sentences."""
-    for dtype in (torch.long, torch.int32):
-        new_order = torch.tensor(order, dtype=dtype)
-        read = read_order(new_order, 3, beam)
-        assert read.splits_sentences is (sentences is None)
-        if sentences == "all":
-            assert read.sources is None
-        else:  # where they are torn apart, each hypothesis has a source of its own
-            split = [number // beam for number in order]
-            assert read.sources.tolist() == (split if read.splits_sentences else sentences)
-        if sentences == "all" and beam == 1:
-            assert read.beam_indices is None
-        else:
-            assert torch.equal(read.beam_indices, new_order)
+@pytest.mark.parametrize("beam", [1, 2, 3])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 6])
+def test_an_order_keeps_sentences_or_splits_them(beam, length):
+    """Of two sentences, against the definition: where they are split, each hypothesis has a source of its own."""
+    for order in itertools.product(range(2 * beam), repeat=min(length, 4)):
+        order = [*order, *order][:length]
+        read, owners = read_order(torch.tensor(order), 2, beam), [number // beam for number in order]
+        groups = [owners[start : start + beam] for start in range(0, length, beam)]
+        together = length % beam == 0 and all(len(set(group)) == 1 for group in groups)
+        sources = [group[0] for group in groups] if together else owners
+        assert read.splits_sentences is not together, order
+        assert (list(range(2)) if read.sources is None else read.sources.tolist()) == sources, order
+        assert (read.sources is None) is (together and sources == [0, 1]), order
+        assert read.beam_indices is None if beam == 1 and order == [0, 1] else read.beam_indices.tolist() == order
 
 
 @pytest.mark.parametrize("order", [[1, 0, 2, 2, 5, 4], [2, 3], [3, 2, 0, 0, 5, 4], [0, 2, 4]], ids=str)
@@ -322,34 +295,24 @@ def test_one_hypothesis_a_sentence_or_too_many_have_keys_of_their_own():
             reorder_all(beam_state, state, torch.arange(count))
 
 
-KEPT = {  # of six sentences: which stay, in which order, and how many are moved where they are
-    "the last ones leave": ([0, 1, 2, 3], 0),
-    "one leaves": ([0, 5, 2, 3, 4], 1),
-    "two leave": ([0, 5, 2, 4], 2),
-    "all stay": ([0, 1, 2, 3, 4, 5], None),
-    "closed up": ([0, 2, 3, 4, 5], None),
-    "turned round": ([2, 1, 0], None),
-    "most are others": ([5, 4, 3], None),
-    "one twice": ([0, 1, 1, 3], None),
-    "more than before": ([0, 1, 2, 3, 4, 5, 5], None),
-}
+# of six sentences: which stay, in which order, and whether some are moved in place
+KEPT = [([0, 1, 2, 3], True), ([0, 5, 2, 3, 4], True), ([0, 5, 2, 4], True), ([0, 1, 2, 3, 4, 5], True),
+        ([0, 2, 3, 4, 5], False), ([2, 1, 0], False), ([5, 4, 3], False), ([0, 1, 1, 3], False),
+        ([0, 1, 2, 3, 4, 5, 5], False)]  # fmt: skip
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("kept, moves", KEPT.values(), ids=KEPT)
-def test_sentences_that_take_places_of_others_are_moved_there(kept, moves, beam):
+@pytest.mark.parametrize("kept, in_place", KEPT, ids=str)
+def test_sentences_that_take_places_of_others_are_moved_there(kept, in_place, beam):
     ranks = torch.randint(beam, (len(kept), beam))
     order = read_order((torch.tensor(kept).unsqueeze(1) * beam + ranks).flatten(), 6, beam)
-    assert (order.moves if moves is None else len(order.moves)) == moves
     for dim in (0, 1):
         x = torch.randn(6, 6, 2)
         want = x.index_select(dim, torch.tensor(kept))
-        gradient = keep_sources(x.clone().requires_grad_(), dim, order)
-        assert torch.equal(gradient, want)
+        assert torch.equal(keep_sources(x.clone().requires_grad_(), dim, order), want)
         with torch.no_grad():
             got = keep_sources(x, dim, order)
-        assert torch.equal(got, want)
-        assert (got.data_ptr() == x.data_ptr()) == (moves is not None or order.sources is None)
+        assert torch.equal(got, want) and (got.data_ptr() == x.data_ptr()) is in_place
 
 
 @torch.no_grad()

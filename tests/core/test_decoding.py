@@ -17,6 +17,7 @@ from tests.helpers.tensors import case
 
 GENERATION = OmegaConf.create({"generation": {"beam": 4, "print_alignment": None}})
 SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7)]
+TINY = "transformer_postnorm_2l2l_tiny"
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -27,15 +28,7 @@ def test_packed_weights_give_the_same_product(shape, bias):
     with torch.no_grad():
         assert packed.native is not None
         torch.testing.assert_close(packed(x), linear(x), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(packed(x.transpose(0, 1)), linear(x.transpose(0, 1)), rtol=1e-5, atol=1e-5)
-
-
-def test_a_view_of_many_rows_is_one_product():
-    """torch would make a product for each row of a B x 1 x C view."""
-    linear, x = case((1, 60, 16, 33))
-    with torch.no_grad():
-        y = layers.PackedLinear(linear)(x.transpose(0, 1))
-        torch.testing.assert_close(y, linear(x).transpose(0, 1), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(packed(x.transpose(0, 1)), linear(x).transpose(0, 1), rtol=1e-5, atol=1e-5)
 
 
 def test_the_packed_copy_is_of_fp32_on_a_cpu_alone():
@@ -78,29 +71,30 @@ def linears(module, kind):
     return [name for name, child in module.named_modules() if type(child) is kind]
 
 
-@pytest.mark.parametrize("name", ["transformer_postnorm_2l2l_tiny", "transformer_dlcl_2l2l_tiny"])
-def test_inference_packs_both_stacks_and_precision_is_the_decoders(build, batch, name):
+@pytest.mark.parametrize("name", [TINY, "transformer_dlcl_2l2l_tiny"])
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@torch.no_grad()
+def test_inference_packs_all_matrices_and_each_stack_takes_a_precision(name, precision, build, batch):
     model = build(name, share_all_embeddings=True).eval()
-    with torch.no_grad():
-        expected = model(*batch)[0]
-        table = model.encoder.embed_tokens.weight.clone()
-        model.prepare_for_inference_(GENERATION)
-        torch.testing.assert_close(model(*batch)[0], expected, rtol=1e-4, atol=1e-5)
-        count = reduce_precision(model.decoder, "int8")
-        assert count == len(linears(model.decoder, layers.Int8Linear)) > 10
-        assert "output_projection" in linears(model.decoder, layers.Int8Linear)
-        assert not linears(model.encoder, layers.Int8Linear)
-        left = linears(model.decoder, nn.Linear) + linears(model.decoder, layers.PackedLinear)
-        joined = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # which are one matrix now
-        assert [name for name in left if not name.endswith(joined)] == []
+    expected, table = model(*batch)[0], model.encoder.embed_tokens.weight.clone()
+    model.prepare_for_inference_(GENERATION)
+    torch.testing.assert_close(model(*batch)[0], expected, rtol=1e-4, atol=1e-5)
+    kind = {"bf16": layers.BfloatLinear, "int8": layers.Int8Linear}[precision]
+    for stack, count in ((model.decoder, 2 * 8 + 1), (model.encoder, 2 * 4)):  # queries, keys and values are one
+        assert not linears(stack, kind)
+        assert reduce_precision(stack, precision) == len(linears(stack, kind)) == count
+        left = linears(stack, nn.Linear) + linears(stack, layers.PackedLinear)
+        idle = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", ".linear")
+        assert [name for name in left if not name.endswith(idle)] == []
         assert torch.equal(model.encoder.embed_tokens.weight, table)
         actual = model(*batch)[0]
         assert not torch.equal(actual, expected)
         assert float((actual - expected).abs().mean()) < 0.1 * float(expected.std())
+    assert "output_projection" in linears(model.decoder, kind)
 
 
-def test_fp32_and_other_devices_are_left_alone(build):
-    model = build("transformer_postnorm_2l2l_tiny")
+def test_fp32_and_other_types_are_left_alone(build):
+    model = build(TINY)
     assert reduce_precision(model.decoder, "fp32") == 0
     model.half()
     assert pack_linear(model) == 0 and not linears(model, layers.PackedLinear)
@@ -110,7 +104,7 @@ def test_fp32_and_other_devices_are_left_alone(build):
 def test_a_model_in_half_precision_is_refused(build, dictionary, precision):
     cfg = DeepTranslationConfig(decode_precision=precision)
     task = DeepTranslationTask(cfg, dictionary, dictionary)
-    model = build("transformer_postnorm_2l2l_tiny").half()
+    model = build(TINY).half()
     model.prepare_for_inference_(GENERATION)
     with pytest.raises(UsageError, match=f"{precision} requires a CPU and a model in fp32: add --cpu"):
         task.build_generator([model], types.SimpleNamespace())
@@ -119,7 +113,7 @@ def test_a_model_in_half_precision_is_refused(build, dictionary, precision):
 def test_a_model_that_is_about_to_be_trained_keeps_its_matrices(build, dictionary):
     """fairseq builds a generator of it for ``--eval-bleu``."""
     task = DeepTranslationTask(DeepTranslationConfig(decode_precision="int8"), dictionary, dictionary)
-    model = build("transformer_postnorm_2l2l_tiny")
+    model = build(TINY)
     count = len(linears(model.decoder, nn.Linear))
     task.build_generator([model], types.SimpleNamespace())
     assert len(linears(model.decoder, nn.Linear)) == count > 10
@@ -135,13 +129,13 @@ def test_the_task_compiles_models_that_are_about_to_translate(build, dictionary)
     def task(**options):
         return DeepTranslationTask(DeepTranslationConfig(decode_compile=True, **options), dictionary, dictionary)
 
-    model = build("transformer_postnorm_2l2l_tiny")
+    model = build(TINY)
     task().build_generator([model], types.SimpleNamespace())
     assert model.decoder.compiled is None
     model.prepare_for_inference_(GENERATION)
     with pytest.raises(UsageError, match="is not supported with --decode-precision int8: omit one of the two"):
         task(decode_precision="int8").build_generator([model], types.SimpleNamespace())
-    model = build("transformer_postnorm_2l2l_tiny")
+    model = build(TINY)
     model.prepare_for_inference_(GENERATION)
     task().build_generator([model], types.SimpleNamespace())
     assert model.decoder.compiled is not None
@@ -151,7 +145,7 @@ def test_the_task_compiles_models_that_are_about_to_translate(build, dictionary)
 
 
 def test_weights_can_be_loaded_into_a_prepared_model(build, batch):
-    model, other = build("transformer_postnorm_2l2l_tiny").eval(), build("transformer_postnorm_2l2l_tiny").eval()
+    model, other = build(TINY).eval(), build(TINY).eval()
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
@@ -171,7 +165,7 @@ def in_steps(model, batch):
 
 
 def test_a_prepared_model_runs_under_autocast(build, batch):
-    model = build("transformer_postnorm_2l2l_tiny").eval()
+    model = build(TINY).eval()
     model.prepare_for_inference_(GENERATION)
     with torch.no_grad():
         expected = in_steps(model, batch)
@@ -205,7 +199,7 @@ def test_matrices_of_another_kind_are_not_joined(build, batch):
         def forward(self, x):
             return 2 * super().forward(x)
 
-    model = build("transformer_postnorm_2l2l_tiny").eval()
+    model = build(TINY).eval()
     for layer in (*model.encoder.layers, *model.decoder.layers):
         layer.self_attn.v_proj.__class__ = Doubled
     with torch.no_grad():
@@ -216,7 +210,7 @@ def test_matrices_of_another_kind_are_not_joined(build, batch):
 
 def test_whole_sentences_have_attention_weights_whatever_generation_wants(build, batch):
     """fairseq's scorer adds up those of an ensemble."""
-    model = build("transformer_postnorm_2l2l_tiny").eval()
+    model = build(TINY).eval()
     model.prepare_for_inference_(GENERATION)
     source, lengths, target = batch
     memory = model.encoder(source, lengths)

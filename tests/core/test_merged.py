@@ -191,24 +191,11 @@ def wide():
     return build
 
 
-def average_size(method, options, layer, role, fan_out, fan_in):
-    """Distribution and size of the matrices of an average attention or SSRU, which no paper has as fused ones."""
-    gamma, scaled = math.sqrt(6 / (fan_in + fan_out)), role in ("fc1", "fc2", "input_proj")
-    if method == "lipschitz":
-        return "uniform", math.sqrt(1 / fan_in)
-    if method == "ds":
-        return "uniform", gamma * layer ** -options.get("ds_init_exponent", 0.25)
-    if method == "depth-scaled":
-        return ("normal", 0.02) if options else ("uniform", gamma / math.sqrt(layer))
-    beta, factor = naive_connections.deepnet_beta("decoder", N, M), naive_connections.tfixup_factor("decoder", N, M)
-    if method == "deepnet":
-        return "normal", math.sqrt(2 / (fan_in + fan_out)) * (beta if scaled else 1)
-    return "uniform", gamma * (factor if method == "tfixup" and scaled else 1)
-
-
 CASES = [("xavier", {}), ("lipschitz", {}), ("ds", {}), ("ds", {"ds_init_exponent": 0.5}), ("depth-scaled", {}),
          ("depth-scaled", {"depth_scaled_kind": "gpt2"}), ("admin", {}), ("rezero", {})]  # fmt: skip
-OF_THREE = [(kind, method, {}) for kind in ("average-ffn", "ssru") for method in ("deepnet", "tfixup")]
+OF_THREE = [(kind, "deepnet", {}) for kind in ("average-ffn", "ssru")]
+# other matrices of attentions are like one of these, in no fused matrix
+LIKE = {"gate": "q_proj", "input_proj": "v_proj", "fc1": "fc1", "fc2": "fc2"}
 
 
 @pytest.mark.parametrize("kind, method, options", [(kind, *case) for kind in OTHERS for case in CASES] + OF_THREE)
@@ -216,19 +203,17 @@ def test_every_matrix_has_its_initial_distribution(kind, method, options, wide):
     """Those of merged attention are separate: Xavier's gamma is sqrt(6 / 2C), not that of a fused matrix."""
     checked = 0
     for name, value in wide(kind, method, **options).decoder.layers.named_parameters(prefix="decoder.layers"):
-        found = MATRIX.fullmatch(name)
         if value.dim() == 1 and ".residual." not in name:
             assert value.eq(1.0 if "norm" in name and name.endswith("weight") else 0.0).all(), name
-        elif "gate" in name or "self_attn.fc" in name or "input_proj" in name:
-            _, _, layer, _, role, _ = name.split(".")
-            check_sample(name, value, *average_size(method, options, int(layer) + 1, role, *value.shape))
-            checked += 1
-        elif found:
-            _, index, part, role, _ = found.groups()
-            place = ("decoder", int(index) + 1, part, role)
+        elif value.dim() == 2 and ".residual." not in name:
+            found = MATRIX.fullmatch(name)
+            own = found is None or ".self_attn.fc" in name or "input_proj" in name
+            layer, role = int(name.split(".")[2]) + 1, name.split(".")[-2]
+            place = ("decoder", layer, None, LIKE[role]) if own else ("decoder", layer, *found.groups()[2:4])
             distribution, size = expected(method, options, *place, *value.shape, N, M, True)
-            if options.get("depth_scaled_kind") == "gpt2" and role in ("out_proj", "fc2"):
-                size = 0.02 / math.sqrt(M * (2 if is_parallel(kind) else 3))
+            if options.get("depth_scaled_kind") == "gpt2":
+                scaled = not own and role in ("out_proj", "fc2")
+                size = 0.02 / math.sqrt(M * (2 if is_parallel(kind) else 3)) if scaled else 0.02
             check_sample(name, value, distribution, size)
             checked += 1
     own = {"average": 1, "ssru": 2, "merged-average": 1, "merged-self": 4}.get(kind.removesuffix("-ffn"), 0)
@@ -447,17 +432,12 @@ def test_alignments_are_the_weights_of_the_attention_to_the_source(kind, stack, 
 
 LSTM = "transformer_lstm_6l"
 TOGETHER = [
-    (POST, {"decoder_attn": "average", "no_cross_attention": True}),
-    (POST, {"decoder_attn": "merged-self", "decoder_embed_dim": 8}),
     (POST, {"decoder_attn": "merged", "deep_init": "xavier", "encoder_deep_init": "deepnet"}),
     (POST, {"decoder_attn": "merged", "decoder_layerdrop": 0.2}),
-    (POST, {"decoder_attn": "average", "average_ffn": True, "deep_init": "deepnet"}),
     (LSTM, {"decoder_attn": "merged-self", "relative_positions": 2}),
-    (LSTM, {"decoder_attn": "average", "lstm_merge": "two", "lstm_share": "none"}),
     (POST, {"decoder_attn": "ssru", "no_cross_attention": True, "deep_init": "lipschitz"}),
     (LSTM, {"decoder_attn": "merged", "decoder_layer_agg": "residual", "decoder_ffn_embed_dim": 32}),
     ("transformer_dlcl_6l", {"decoder_attn": "merged", "decoder_layer_agg": "lstm", "decoder_ffn_embed_dim": None}),
-    ("transformer_matt_6l", {"layer_agg": "dlcl", "deep_init": "ds", "dlcl_window": 3}),
 ]
 
 
