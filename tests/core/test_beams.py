@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_deep.core.attention import MultiheadAttention, SharedBeamState
+from fairseq_deep.core.attention import MultiheadAttention, SharedBeamState, multihead
 from fairseq_deep.core.attention.beam_reorder import hypotheses_per_sentence, keep_sources, read_order
 from fairseq_deep.core.attention.cache import SourceCache, TargetCache, append, select
 from fairseq_deep.core.attention.steps import SHORT, by_column, softmax_, takes_rows
@@ -184,9 +184,14 @@ EVERY = {"groups": (3, IN_GROUPS), "torn": (3, TORN), "one each": (3, ONE_EACH),
 )
 @pytest.mark.parametrize("orders", EVERY)
 @pytest.mark.parametrize("joined", [False, True], ids=["", "joined"])
+@pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
 @with_and_without_grad
-def test_attention_in_steps_equals_attention_from_scratch(kind, orders, joined, grad):
-    """Two hypotheses a sentence at first; after each step a new order. "together": of all hypotheses of a sentence."""
+def test_attention_in_steps_equals_attention_from_scratch(kind, orders, joined, fused, grad, monkeypatch):
+    """Two hypotheses per sentence at first; after each step a new order; with plain products, or fused as on a GPU.
+
+    "together": with keys that all hypotheses of a sentence share.
+    """
+    monkeypatch.setattr(multihead, "fuses_steps", lambda q: fused)
     sentences, orders = EVERY[orders]
     relative = 2 if "relative" in kind or "values" in kind else None
     module = MultiheadAttention(C, H, kdim=KDIM if kind == "memory" else None, causal=True,

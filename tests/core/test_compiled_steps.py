@@ -8,24 +8,25 @@ from fairseq.sequence_generator import EnsembleModel
 
 from fairseq_deep.core.attention import multihead
 from fairseq_deep.core.registry import UsageError
-from tests.helpers.decoder_attention import KINDS
-from tests.helpers.generation import assert_lively, assert_same, generate, make_sample, prepare, strengthen
+from tests.helpers.generation import prepare, strengthen
 from tests.helpers.invariances import NEAR
+from tests.helpers.methods import METHODS
+from tests.helpers.models import PRENORM
 from tests.helpers.tensors import Kernels
 
 NO_COMPILER = {"backend": "eager"}  # traces, and runs what it has traced
 SENTENCES, BEAM = 3, 4
-MODELS = {
-    **{kind: ("transformer_postnorm_2l2l_tiny", KINDS[kind]) for kind in ("self", "merged", "merged-self", "average")},
-    "ssru": ("transformer_ssru_6l", {"encoder_layers": 1, "decoder_layers": 2}),
-    "luna": ("transformer_luna_6l", {"encoder_layers": 1, "decoder_layers": 2}),
-    "dlcl": ("transformer_dlcl_6l", {"encoder_layers": 2, "decoder_layers": 2}),
-    "lstm": ("transformer_lstm_6l", {"encoder_layers": 2, "decoder_layers": 2}),
-    "relative": ("transformer_relative_6l", {"encoder_layers": 2, "decoder_layers": 2}),
-    "transparent": ("transformer_transparent_16l", {"encoder_layers": 2, "decoder_layers": 2}),
-    "learned": ("transformer_prenorm_6l", {"decoder_learned_pos": True, "encoder_layers": 2, "decoder_layers": 2}),
-    "values": ("transformer_prenorm_6l", {"value_residual": True, "encoder_layers": 2, "decoder_layers": 2}),
-    "nowhere": ("transformer_prenorm_6l", {"no_token_positional_embeddings": True, "encoder_layers": 2}),
+
+
+# all that keep something of hypotheses, or read positions and sources in their own way
+CASES = {
+    **{case: METHODS[f"decoder_attn-{case}"] for case in ("self", "merged", "average", "ssru", "luna")},
+    "dlcl": METHODS["layer_agg-dlcl"],
+    "lstm": METHODS["layer_agg-lstm"],
+    "transparent": METHODS["decoder_memory-transparent"],
+    "relative": (PRENORM, {"relative_positions": 2, "relative_values": True}),
+    "learned": (PRENORM, {"decoder_learned_pos": True}),
+    "values": (PRENORM, {"value_residual": True}),
 }
 
 
@@ -45,8 +46,8 @@ def counters():
 @pytest.fixture
 def model_of(build):
     def make(kind, **more):
-        name, flags = MODELS[kind]
-        model = build(name, **{**flags, **more}).eval()
+        name, flags = CASES[kind]
+        model = build(name, **flags, **more).eval()
         strengthen(model)
         prepare(model)
         return model
@@ -83,7 +84,7 @@ def run(model, steps, new_orders, state=None, padded=()):
     return scores
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in ("merged-self", "nowhere")])
+@pytest.mark.parametrize("kind", CASES)
 def test_forty_steps_are_one_graph(kind, model_of, counters):
     """Token for token what the steps are without: no break, no recompilation as hypotheses grow."""
     model, padded = model_of(kind), [(1, 1), (6, 3)]
@@ -121,18 +122,6 @@ def test_sentences_that_end_move_or_are_torn_apart(kind, model_of, counters):
     assert not counters["graph_break"]
 
 
-@pytest.mark.parametrize("kind, capacity", [("self", None), ("average", 20)])
-def test_beam_search_finds_the_same(kind, capacity, model_of, counters, dictionary, caplog):
-    """While sentences end one after the other; a capacity that is known is that of the longest hypothesis."""
-    model, sample = model_of(kind, decoder_layers=1), make_sample(dictionary)
-    expected = generate(model, dictionary, sample)
-    assert_lively(expected)
-    model.decoder.compile_steps(capacity, dynamic=True, **NO_COMPILER)
-    assert_same(generate(model, dictionary, sample), expected, attention=False)
-    assert 1 <= counters["stats"]["unique_graphs"] <= 4, "with sentences; and one each for one sentence, or the like"
-    assert "not compiled" not in caplog.text
-
-
 def fixed(model):
     """A decoder with caches of a fixed capacity, whose steps are run as they are."""
     model.decoder.compile_steps()
@@ -144,7 +133,7 @@ def fixed(model):
 def test_a_step_asks_nothing_and_writes_where_caches_are(fused, model_of, monkeypatch):
     """As a graph of a device wants it."""
     monkeypatch.setattr(multihead, "fuses_steps", lambda q: fused)
-    model, state, places, asked = fixed(model_of("nowhere")), {}, [], []
+    model, state, places, asked = fixed(model_of("self", no_token_positional_embeddings=True)), {}, [], []
     step = model.decoder.run_step
 
     def watched(decoder, state, *inputs):
@@ -163,19 +152,12 @@ def test_a_step_asks_nothing_and_writes_where_caches_are(fused, model_of, monkey
     assert all(place == places[0] for place in places) and len(places[0]) > 6
 
 
-def test_caches_of_a_fixed_capacity_are_those_that_grow(model_of):
-    """With the padding and the orders of all kinds that hypotheses see."""
-    for kind in ("self", "relative", "merged-self"):
-        model = model_of(kind)
-        expected = run(model, 40, orders(39), padded=[(3, 2), (4, 1), (4, 2)])
-        for got, want in zip(run(fixed(model), 40, orders(39), padded=[(3, 2), (4, 1), (4, 2)]), expected):
-            torch.testing.assert_close(got, want, **NEAR)
-
-
 def test_more_positions_than_the_capacity_are_refused(model_of, counters):
     model = model_of("self")
+    expected = run(model, 6, orders(5))
     model.decoder.compile_steps(6, **NO_COMPILER)
-    run(model, 6, orders(5))
+    for got, want in zip(run(model, 6, orders(5)), expected):
+        torch.testing.assert_close(got, want, **NEAR)
     with pytest.raises(UsageError, match="more than 6 positions: compile for a larger capacity, or omit it"):
         run(model, 7, orders(6))
 

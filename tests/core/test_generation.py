@@ -8,7 +8,6 @@ from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, Sequenc
 
 from fairseq_deep.core.attention import multihead
 from fairseq_deep.core.native import library
-from tests.helpers.decoder_attention import KINDS, STACKS
 from tests.helpers.generation import (
     LENGTHS,
     Restless,
@@ -21,9 +20,6 @@ from tests.helpers.generation import (
 )
 from tests.helpers.models import fairseq_transformer, tiny_flags
 from tests.helpers.tensors import Kernels
-
-STACKED = ("postnorm", "dlcl-pre", "lstm")
-SYSTEMS = [(kind, stack) for kind in KINDS for stack in STACKED if (stack, "ffn" in kind) != ("lstm", True)]
 
 
 @pytest.fixture
@@ -124,41 +120,6 @@ def test_alignments_are_fairseqs(how, full_context, twins, dictionary):
         else:  # as text
             ours, theirs = (torch.tensor([list(map(float, row)) for row in one["alignment"]]) for one in (got, want))
             torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
-
-
-@pytest.fixture(params=SYSTEMS, ids="-".join)
-def model(request, build):
-    (name, flags), kind = STACKS[request.param[1]], KINDS[request.param[0]]
-    model = build(name, decoder_layers=3, **flags, **kind).eval()
-    strengthen(model.decoder.layers)
-    return model
-
-
-def test_caches_and_shared_sources_change_no_hypothesis(model, dictionary):
-    """Against beam search that computes all positions at each step, of sources that each hypothesis has for itself."""
-    sample, model.encoder.shares_sources = make_sample(dictionary), False
-    expected = generate(model, dictionary, sample, incremental=False)
-    assert_lively(expected)
-    model.encoder.shares_sources = True
-    assert_same(generate(model, dictionary, sample), expected)
-    prepare(model)
-    assert_same(generate(model, dictionary, sample), expected, attention=False)
-
-
-def test_kernels_and_the_attention_of_a_gpu_change_no_hypothesis(model, dictionary, monkeypatch):
-    """A CPU has compiled kernels, or without them plain products in a decoding step. Fused attention is for GPUs."""
-    prepare(model)
-    sample, calls, attend = make_sample(dictionary), [], multihead.attend_fused
-    monkeypatch.setattr(multihead, "attend_fused", lambda *args: calls.append(len(args[0])) or attend(*args))
-    by_kernels = generate(model, dictionary, sample)
-    monkeypatch.setattr(library, "enabled", False)
-    calls.clear()
-    expected = generate(model, dictionary, sample)
-    assert_same(by_kernels, expected, attention=False)
-    alone = len(calls)
-    monkeypatch.setattr(multihead, "fuses_steps", lambda q: True)
-    assert_same(generate(model, dictionary, sample), expected, attention=False)
-    assert len(calls) - alone > alone > 0
 
 
 # of a step with 6 layers, and of the order of hypotheses before it; fairseq's own transformer has some 232 in all

@@ -125,16 +125,6 @@ def test_relu_dropout_is_the_old_name():
     assert ours.activation_dropout_module.p == 0.3
 
 
-@both_norms
-@both_sides
-def test_fairseqs_layer_loads_ours(side, pre_norm):
-    stock, ours = twins(side, pre_norm=pre_norm)
-    assert set(stock.state_dict()) - set(ours.state_dict()) <= DUPLICATES
-    shake(ours, 0.3)
-    stock.load_state_dict(ours.state_dict(), strict=True)
-    assert_same(stock.train(), ours.train(), *inputs(side))
-
-
 def test_an_encoder_layer_of_an_old_fairseq_is_loaded():
     """Its norms have numbers, and its queries, keys and values one projection."""
     stock, ours = twins("encoder")

@@ -349,17 +349,18 @@ def steps(model, encoder_out, target, state=None):
 
 
 @pytest.mark.parametrize("kind", ["self", "average", "merged", "merged-average", "ssru", "luna"])
-@torch.no_grad()
-def test_left_padding_is_not_counted_in_steps(kind, build, dictionary):
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_left_padding_is_not_counted_in_steps(kind, grad, build, dictionary):
     """fairseq's positions do count it in steps, so that there are none here."""
     model = make_model(build, kind, "postnorm", no_token_positional_embeddings=True).eval()
     source, lengths, target = make_batch(dictionary, lengths=(5, 5), target_lengths=(6, 6))
     target[0] = torch.cat([torch.full((2,), PAD), target[0, :4]])
-    encoder_out = model.encoder(source, lengths)
-    full = model.decoder(target, encoder_out=encoder_out)[0]
-    for step, last in enumerate(steps(model, encoder_out, target)):
-        words = target[:, step].ne(PAD)
-        torch.testing.assert_close(last[words], full[words, step], **NEAR_FP32)
+    with torch.set_grad_enabled(grad):
+        encoder_out = model.encoder(source, lengths)
+        full = model.decoder(target, encoder_out=encoder_out)[0]
+        for step, last in enumerate(steps(model, encoder_out, target)):
+            words = target[:, step].ne(PAD)
+            torch.testing.assert_close(last[words], full[words, step], **NEAR_FP32)
 
 
 def numbers(state, kind, names):

@@ -134,6 +134,9 @@ DECODERS = {
     "a memory per layer": (PRE, {"decoder_memory": "transparent"}, NativeLayer, 2),
     "other layers": (PRE, {"activation_fn": "gelu", "rotary_positions": True}, NativeAttention, 4),
     "average attention": (PRE, {"decoder_attn": "average"}, NativeAttention, 2),
+    "SSRU": (PRE, {"decoder_attn": "ssru"}, NativeAttention, 2),
+    "merged attention": (POST, {"decoder_attn": "merged"}, NativeAttention, 2),
+    "LSTM": (LSTM, {}, NativeAttention, 4),
 }
 
 

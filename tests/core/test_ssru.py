@@ -1,4 +1,7 @@
-"""SSRU: the scan and the module against one position after the other, padding, half precision, states, start values."""
+"""SSRU: the scan against one position after the other, half precision, memory, compiled code, initial values.
+
+The equations of the module and its gradients are in ``test_merged.py``.
+"""
 
 import pytest
 import torch
@@ -6,20 +9,11 @@ import torch
 from fairseq_deep.core.attention import SharedBeamState, Ssru
 from fairseq_deep.core.attention import scan as scans
 from fairseq_deep.core.registry import UsageError
-from tests.helpers.tensors import DOUBLE, randomise, saved_bytes
+from tests.helpers.tensors import DOUBLE, saved_bytes
 from tests.reference.naive_ssru import ssru
 
 T, B, C = 7, 3, 6
 LENGTHS = (1, 2, 3, 6, 7, 8, 21)
-# padding of sentences 1 and 2, on the left, on the right, and in the middle
-PADDING = {"none": ([], []), "left": ([0], [0, 1, 2]), "right": ([5, 6], [6]), "middle": ([2], [3, 4])}
-
-
-def padding_mask(kind):
-    mask = torch.zeros(B, T, dtype=torch.bool)
-    for sentence, columns in enumerate(PADDING[kind], start=1):
-        mask[sentence, columns] = True
-    return mask
 
 
 def one_by_one(z, v):
@@ -67,32 +61,6 @@ def test_open_and_closed_gates_over_a_thousand_positions(compiles, monkeypatch):
         torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(results[0][0][:, :, 0], v[:, :, 0])
     assert results[0][0][:, :, 5].eq(0).all()
-
-
-@pytest.mark.parametrize("padding", PADDING)
-def test_the_module_equals_the_equations_also_in_steps(padding):
-    module, mask = randomise(Ssru(C).double()), padding_mask(padding)
-    x, words = torch.randn(T, B, C, requires_grad=True, **DOUBLE), ~mask
-    actual = run(module, x, mask)
-    expected = ssru(x, words, (module.gate.weight, module.gate.bias), module.input_proj.weight)
-    torch.testing.assert_close(actual, expected)
-    direction, sources = torch.randn_like(actual), [x, *module.parameters()]
-    wanted = torch.autograd.grad(expected, sources, direction)
-    for want, got in zip(wanted, torch.autograd.grad(actual, sources, direction)):
-        assert want.any()
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
-    other = x.detach().clone()
-    other[mask.T] += 100.0
-    torch.testing.assert_close(run(module, other, mask), actual.detach(), rtol=0, atol=0)
-    for grad in (True, False):
-        state, beams, outputs = {}, SharedBeamState(attends=False), []
-        with torch.set_grad_enabled(grad):
-            for position in range(T):
-                now = x[position : position + 1]
-                step = beams(state, B, now, words[:, position : position + 1])
-                outputs.append(module(now, incremental_state=state, step=step)[0])
-        torch.testing.assert_close(torch.cat(outputs), actual)
-        assert state[module._state]["vector"].shape == (1, B, C)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
