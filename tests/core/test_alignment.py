@@ -10,6 +10,7 @@ from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
 )
 from fairseq.models.transformer_align import TransformerAlignModel
 
+from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.training import check_training
 from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
@@ -92,15 +93,22 @@ def test_the_alignment_loss_reaches_the_layer_and_what_is_below_only(name, flags
     assert layers == [True, True, True, False, False, False]
 
 
-def test_generation_returns_the_supervised_layer_and_heads(build, dictionary):
-    model = build("transformer_dlcl_6l", alignment_layer=2, alignment_heads=1).eval()
+@pytest.mark.parametrize("kind", [name for name in DECODER_ATTENTIONS.names() if name != "luna"])
+def test_alignments_are_the_weights_of_the_supervised_layer_and_heads(kind, build, dictionary):
+    model = build("transformer_dlcl_6l", alignment_layer=2, alignment_heads=1, decoder_attn=kind).eval()
     source, lengths, target = make_batch(dictionary)
-    encoded = model.encoder(source, lengths)
-    expected = model.decoder(target, encoded, alignment_layer=2, alignment_heads=1)[1]["attn"][0]
-    assert torch.equal(model.decoder(target, encoded)[1]["attn"][0], expected)
-    assert not torch.allclose(model.decoder(target, encoded, alignment_layer=5)[1]["attn"][0], expected)
+    encoded, captured = model.encoder(source, lengths), []
+    hook = model.decoder.layers[2].encoder_attn.register_forward_hook(lambda *args: captured.append(args[2][1]))
+    found = model.decoder(target, encoded)[1]["attn"][0]
+    hook.remove()
+    torch.testing.assert_close(found, captured[0][0])
+    torch.testing.assert_close(found.sum(-1), torch.ones_like(found[..., 0]))
+    assert found.masked_select(source.eq(dictionary.pad()).unsqueeze(1)).eq(0).all()
+    both = model.decoder(target, encoded, alignment_layer=2, alignment_heads=2)[1]["attn"][0]
+    torch.testing.assert_close(both, captured[0].mean(0))
+    assert not torch.allclose(model.decoder(target, encoded, alignment_layer=5)[1]["attn"][0], found)
     step = model.decoder(target[:, :1], encoded, incremental_state={})[1]["attn"][0]
-    torch.testing.assert_close(step, expected[:, :1])
+    torch.testing.assert_close(step, found[:, :1])
 
 
 @pytest.mark.parametrize(

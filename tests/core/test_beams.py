@@ -374,3 +374,4 @@ def test_copies_of_one_hypothesis_share_its_sentence():
         step = shared(state, 2, torch.zeros(1, 6, 4), torch.ones(6, 1, dtype=torch.bool))
     assert order.copies == 3 and order.sources is None
     assert step.mask.shape == (2, 1, 3, 2 * 3), "three hypotheses see the keys of their sentence"
+    assert step.mask.eq(0).sum(-1).eq(2).all(), "the first key once, and their own"

@@ -19,7 +19,7 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.torch_export import SourceProgram, StepProgram, export_decoding_step, export_encoder
 from tests.helpers.generation import prepare
 from tests.helpers.methods import METHODS, OPTIONS, depths
-from tests.helpers.models import POSTNORM, make_batch
+from tests.helpers.models import make_batch
 
 CAPACITY = 5
 # what all axes have by default is in one of their cases
@@ -30,17 +30,6 @@ SOURCES = [case for case in METHODS if not case.startswith("decoder_attn-")]
 SOURCES += [case for case in OPTIONS if "relative_values" in case or "rotary_positions" in case]
 
 
-def in_post_norm():
-    """The methods that are in pre-norm models, but have no norm placement of their own."""
-    for case in DIFFERENT:
-        axis, name = case.split("-", 1)
-        method = AXES[axis][0].get(name)
-        placed = "{side}_normalize_before" in getattr(method, "unused_flags", ())
-        if METHODS[case][0] != POSTNORM and not placed and "post" in getattr(method, "norms", ("post",)):
-            yield f"postnorm {case}", (POSTNORM, METHODS[case][1])
-
-
-POST_NORM = dict(in_post_norm())
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +50,7 @@ def make(build):
     """A model in which words, positions, sources and all parameters matter."""
 
     def make(case, **more):
-        name, flags = {**METHODS, **POST_NORM, **OPTIONS}[case]
+        name, flags = {**METHODS, **OPTIONS}[case]
         model = build(name, **{**depths(name, flags), **flags, **more}).eval()
         for parameter in model.parameters():
             parameter.copy_(0.4 * torch.randn(parameter.shape) + (0 if parameter.dim() > 1 else parameter))
@@ -115,8 +104,8 @@ def test_a_step_serves_all_positions_and_batches(case, make, dictionary, quicker
         decode(model, encode, step, source, beam=1)
 
 
-@pytest.mark.parametrize("case", [*POST_NORM, *OPTIONS])
-def test_other_norms_and_options(case, make, dictionary):
+@pytest.mark.parametrize("case", OPTIONS)
+def test_options(case, make, dictionary):
     """A beam in a batch of one size, which takes a third of the time to export."""
     decode_fixed(make(case), batches(dictionary, (5, 3))[0], beam=2)
 

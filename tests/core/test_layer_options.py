@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from fairseq_deep.core.attention import MultiheadAttention
-from fairseq_deep.core.attention.rotary import RotaryPositions
 from fairseq_deep.core.layers.feed_forward import FeedForward
 from fairseq_deep.core.norms import RmsNorm
 from fairseq_deep.core.stack import Stack
@@ -85,18 +84,6 @@ def test_rms_norm_in_fp16_without_torchs_fused_kernel(monkeypatch):
     monkeypatch.setattr("fairseq_deep.core.norms.FUSED", False)
     monkeypatch.setattr(F, "rms_norm", None)
     torch.testing.assert_close(RmsNorm(C).half()(torch.full((1, C), 300.0).half()), torch.ones(1, C).half())
-
-
-def test_rotary_scores_depend_on_distances_alone():
-    rotary = RotaryPositions(C, 3)
-    q, k = torch.randn(C), torch.randn(C)
-    rows = {name: rotary(x.expand(9, C)) for name, x in (("q", q), ("k", k))}
-    scores = rows["q"] @ rows["k"].t()
-    for distance in range(-8, 9):
-        same = scores.diagonal(distance)
-        torch.testing.assert_close(same, same[:1].expand_as(same), rtol=1e-4, atol=1e-4)
-    for position in (4, torch.tensor([4])):
-        torch.testing.assert_close(rotary(q.expand(2, C), position), rows["q"][[4, 4]])
 
 
 def test_shared_heads_are_not_copied(build, dictionary, monkeypatch):

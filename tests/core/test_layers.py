@@ -9,7 +9,7 @@ from fairseq_deep.core.checkpoints import upgrade_layers
 from fairseq_deep.core.description import describe
 from fairseq_deep.core.layers import DecoderLayer, EncoderLayer
 from fairseq_deep.plugin.models.stacks import add_noise
-from tests.helpers.layers import DUPLICATES, B, C, E, S, T, call, config, decoder_inputs, encoder_inputs, inputs
+from tests.helpers.layers import DUPLICATES, C, E, call, config, decoder_inputs, encoder_inputs, inputs
 from tests.helpers.tensors import DOUBLE, shake
 
 NEAR = {"rtol": 0, "atol": 1e-6}
@@ -123,38 +123,6 @@ def test_relu_dropout_is_the_old_name():
     assert ours.activation_dropout_module.p == 0.4
     _, ours = twins("encoder", relu_dropout=0.4, activation_dropout=0.3)
     assert ours.activation_dropout_module.p == 0.3
-
-
-def test_an_encoder_layer_of_an_old_fairseq_is_loaded():
-    """Its norms have numbers, and its queries, keys and values one projection."""
-    stock, ours = twins("encoder")
-    state = {name: value for name, value in stock.state_dict().items() if name not in DUPLICATES}
-    for part in ("weight", "bias"):
-        for number, norm in enumerate(("self_attn_layer_norm", "final_layer_norm")):
-            state[f"layer_norms.{number}.{part}"] = state.pop(f"{norm}.{part}")
-        fused = torch.cat([state.pop(f"self_attn.{proj}_proj.{part}") for proj in "qkv"])
-        state[f"self_attn.in_proj_{part}"] = fused
-    with torch.no_grad():
-        for parameter in ours.parameters():
-            parameter.zero_()
-    load(ours, state)
-    assert_same(stock.train(), ours.train(), *encoder_inputs((2, 3)))
-
-
-@both_norms
-def test_weights_of_the_attention_to_the_source_are_fairseqs(pre_norm):
-    """fairseq's layer means them over the heads unless asked not to, ours leaves that to the decoder."""
-    stock, ours = twins("decoder", pre_norm=pre_norm, encoder_dim=E)
-    x, options = decoder_inputs(E, masked=(2, 3))
-    stock.train(), ours.train()
-    expected, heads, none = stock(x, need_head_weights=True, **options)
-    actual, weights = call(ours, x, need_head_weights=True, **options)
-    assert weights.shape == (2, B, T, S) and none is None
-    torch.testing.assert_close(actual, expected, **NEAR)
-    torch.testing.assert_close(weights.double(), heads.double(), **NEAR)
-    assert not weights[:, 1, :, :2].any() and not weights[:, 2, :, :3].any(), "no weight is on padding"
-    torch.testing.assert_close(weights.mean(0).double(), stock(x, need_attn=True, **options)[1].double(), **NEAR)
-    assert call(ours, x, **options)[1] is None
 
 
 NAMES = {"encoder": ["TransformerEncoderLayer", "TransformerEncoderLayerBase"],

@@ -406,31 +406,6 @@ def test_the_source_is_projected_once_per_sentence(kind, build, dictionary):
     assert sorted(calls["v"]) == sorted([(7, 2), *([(1, 8)] * 4 if kind == "merged" else [])])
 
 
-@pytest.mark.parametrize("kind, stack", SHALLOW)
-@torch.no_grad()
-def test_alignments_are_the_weights_of_the_attention_to_the_source(kind, stack, build, dictionary):
-    model = make_model(build, kind, stack).eval()
-    model.decoder.need_attn, captured = True, []
-    source, lengths, target = make_batch(dictionary, target_lengths=(6, 6, 6))
-    encoder_out = model.encoder(source, lengths)
-    out, extra = model.decoder(target, encoder_out=encoder_out)
-    attn = extra["attn"][0]
-    assert attn.shape == (3, 6, 7)
-    torch.testing.assert_close(attn.sum(-1), torch.ones_like(attn[..., 0]))
-    assert attn.masked_select(source.eq(PAD).unsqueeze(1)).eq(0).all()
-    first = model.decoder.layers[0].encoder_attn
-    hook = first.register_forward_hook(lambda _, args, output: captured.append(output[1]))
-    head = model.decoder(target, encoder_out=encoder_out, alignment_layer=0, alignment_heads=1)[1]["attn"][0]
-    hook.remove()
-    torch.testing.assert_close(head, captured[0][0].to(head))
-    assert not torch.allclose(head, attn)
-    model.decoder.need_attn = False
-    assert model.decoder(target, encoder_out=encoder_out)[1]["attn"][0] is not None, "a scorer wants them all the same"
-    quick, extra = model.decoder(target[:, :1], encoder_out=encoder_out, incremental_state={})
-    assert extra["attn"][0] is None
-    torch.testing.assert_close(quick, out[:, :1], rtol=1e-4, atol=1e-5)
-
-
 LSTM = "transformer_lstm_6l"
 TOGETHER = [
     (POST, {"decoder_attn": "merged", "deep_init": "xavier", "encoder_deep_init": "deepnet"}),

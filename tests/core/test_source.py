@@ -112,16 +112,21 @@ FAILS = ("b2t", "layerscale", "dense_sum")
 SHALLOW = ("matt", "highway", "sdu", "rnn")
 
 
+# papers' main methods, and one that takes longer and one that fails; all others are for the night
+SAMPLE = ("prenorm", "postnorm", "dlcl", "lstm", "matt", "ds", "deepnet", "layerscale")
+
+
 def cases():
     for name in FORMS:
         fails = name in FAILS
-        marks = pytest.mark.xfail(strict=True, raises=AssertionError, reason=SMALL) if fails else ()
+        marks = [pytest.mark.xfail(strict=True, raises=AssertionError, reason=SMALL)] if fails else []
+        marks += [] if name in SAMPLE else [pytest.mark.nightly]
         layers, updates = 6 if name in SHALLOW else 8, 2 * UPDATES if name in LATE and not fails else UPDATES
         yield pytest.param(name, layers, updates, marks=marks, id=f"{name}-{layers}l")
 
 
 def test_the_exceptions_are_of_methods_that_there_are():
-    assert {*LATE, *FAILS, *SHALLOW, *SCHEDULES} <= {*FORMS}
+    assert {*LATE, *FAILS, *SHALLOW, *SCHEDULES, *SAMPLE} <= {*FORMS}
 
 
 @pytest.mark.parametrize("name, layers, updates", cases())
