@@ -100,48 +100,49 @@ def test_fp32_and_other_types_are_left_alone(build):
     assert pack_linear(model) == 0 and not linears(model, layers.PackedLinear)
 
 
+@pytest.fixture
+def generator(dictionary):
+    """generator(model, **settings): what the task with these settings does with a model that is to translate."""
+
+    def build(model, **settings):
+        task = DeepTranslationTask(DeepTranslationConfig(**settings), dictionary, dictionary)
+        task.build_generator([model], types.SimpleNamespace())
+
+    return build
+
+
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_a_model_in_half_precision_is_refused(build, dictionary, precision):
-    cfg = DeepTranslationConfig(decode_precision=precision)
-    task = DeepTranslationTask(cfg, dictionary, dictionary)
+def test_a_model_in_half_precision_is_refused(precision, build, generator):
     model = build(TINY).half()
     model.prepare_for_inference_(GENERATION)
     with pytest.raises(UsageError, match=f"{precision} requires a CPU and a model in fp32: add --cpu"):
-        task.build_generator([model], types.SimpleNamespace())
+        generator(model, decode_precision=precision)
 
 
-def test_a_model_that_is_about_to_be_trained_keeps_its_matrices(build, dictionary):
+def test_a_model_that_is_about_to_be_trained_stays_as_it_is(build, generator):
     """fairseq builds a generator of it for ``--eval-bleu``."""
-    task = DeepTranslationTask(DeepTranslationConfig(decode_precision="int8"), dictionary, dictionary)
     model = build(TINY)
     count = len(linears(model.decoder, nn.Linear))
-    task.build_generator([model], types.SimpleNamespace())
-    assert len(linears(model.decoder, nn.Linear)) == count > 10
-    model.prepare_for_inference_(GENERATION)
-    task.build_generator([model], types.SimpleNamespace())
-    assert linears(model.decoder, layers.Int8Linear)
-    other = DeepTranslationTask(DeepTranslationConfig(decode_precision="bf16"), dictionary, dictionary)
-    with pytest.raises(UsageError, match="in --decode-precision int8 already: reload the model"):
-        other.build_generator([model], types.SimpleNamespace())
-
-
-def test_the_task_compiles_models_that_are_about_to_translate(build, dictionary):
-    def task(**options):
-        return DeepTranslationTask(DeepTranslationConfig(decode_compile=True, **options), dictionary, dictionary)
-
-    model = build(TINY)
-    task().build_generator([model], types.SimpleNamespace())
-    assert model.decoder.compiled is None
+    generator(model, decode_precision="int8")
+    generator(model, decode_compile=True)
+    assert len(linears(model.decoder, nn.Linear)) == count > 10 and model.decoder.compiled is None
     model.prepare_for_inference_(GENERATION)
     with pytest.raises(UsageError, match="is not supported with --decode-precision int8: omit one of the two"):
-        task(decode_precision="int8").build_generator([model], types.SimpleNamespace())
+        generator(model, decode_precision="int8", decode_compile=True)
+    generator(model, decode_precision="int8")
+    assert linears(model.decoder, layers.Int8Linear)
+    with pytest.raises(UsageError, match="in --decode-precision int8 already: reload the model"):
+        generator(model, decode_precision="bf16")
+
+
+def test_the_task_compiles_models_that_are_about_to_translate(build, generator):
     model = build(TINY)
     model.prepare_for_inference_(GENERATION)
-    task().build_generator([model], types.SimpleNamespace())
+    generator(model, decode_compile=True)
     assert model.decoder.compiled is not None
     stock = types.SimpleNamespace(_is_generation_fast=True, decoder=types.SimpleNamespace())
     with pytest.raises(UsageError, match="--decode-compile requires models of this package"):
-        task()._compile(stock)
+        DeepTranslationTask(DeepTranslationConfig(decode_compile=True), None, None)._compile(stock)
 
 
 def test_weights_can_be_loaded_into_a_prepared_model(build, batch):

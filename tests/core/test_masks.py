@@ -5,12 +5,10 @@ for nothing, in ``test_device.py``.
 """
 
 import types
-from collections import Counter
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_deep.core import decoder, encoder
 from fairseq_deep.core.attention import MultiheadAttention, masks, multihead
@@ -18,7 +16,7 @@ from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.methods import structure
 from tests.helpers.models import make_batch, task_of, tiny_flags
-from tests.helpers.tensors import DOUBLE, randomise
+from tests.helpers.tensors import DOUBLE, Kernels, randomise
 
 T, B, C, H = 6, 3, 10, 2
 ATTENTIONS = ("self", "average", "merged", "merged-self", "merged-average", "ssru")
@@ -49,27 +47,15 @@ def test_the_type_of_products_is_that_of_autocast():
         assert masks.product_type(x) == torch.bfloat16 == nn.Linear(3, 3)(x).dtype
 
 
-class Operations(TorchDispatchMode):
-    """Counts operations by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.counts[func._schema.name.split("::")[1]] += 1
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 def test_no_gradient_of_relative_positions_is_scattered(values, causal):
     module = MultiheadAttention(C, H, relative_positions=2, relative_values=values, causal=causal)
-    with Operations() as operations:
+    with Kernels() as kernels:
         module(torch.randn(T, B, C), causal=causal)[0].sum().backward()
     assert module.relative_keys.grad.any()
     scattered = ("gather", "scatter", "scatter_add", "index", "index_add", "index_put", "index_select", "embedding")
-    assert not [name for name in operations.counts if name.strip("_") in scattered]
+    assert not [name for name in kernels.names if name.strip("_") in scattered]
 
 
 @pytest.fixture
@@ -132,10 +118,10 @@ def test_masks_are_made_once(build, batch, never_asks, monkeypatch, flags, autoc
         for module in model.modules():
             if isinstance(module, MultiheadAttention):
                 module.register_forward_pre_hook(note, with_kwargs=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), Operations() as operations:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), Kernels() as kernels:
             model(*batch)
         made = ("zeros", "masked_fill", "masked_fill_", "triu")
-        counts.append({name: operations.counts[name] for name in made})
+        counts.append({name: kernels.names.count(name) for name in made})
     assert counts[0] == counts[1]
     assert counts[0]["masked_fill_"] == (2 if pads_right else 3)
     assert counts[0]["triu"] == (0 if pads_right and "relative_positions" not in flags else 1)
