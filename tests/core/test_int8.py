@@ -60,9 +60,11 @@ AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2", "MKL
 
 @there
 @pytest.mark.skipif(AVX2.items() <= os.environ.items(), reason="this process is held to AVX2")
-def test_each_way_follows_the_equation_with_avx2_only():
-    """In a process that is held to the instructions of a processor without VNNI."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", __file__]
+def test_products_follow_the_equations_with_avx2_only():
+    """In a process that is held to the instructions of a processor without VNNI; also those of kernels in fp32."""
+    native = [f"{Path(__file__).with_name('test_native.py')}::{name}" for name in
+              ("test_products_of_any_size", "test_the_library_has_the_instructions_that_torch_uses")]  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", __file__, *native]
     done = subprocess.run(command, env={**os.environ, **AVX2}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-3000:]
 
