@@ -1,0 +1,120 @@
+"""Errors of Python calls, checkpoints that do not fit a model, what stays a traceback, and what ``--help`` shows."""
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import FairseqEncoder
+from fairseq.safe_exit import OneLineError, line_of
+from fairseq.utils import parse_alignment
+
+import fairseq_deep
+from fairseq_deep.core.registry import Registry, UsageError
+from fairseq_deep.plugin.architectures import build_architecture, get_architecture
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from tests.helpers.flags import one_line, parse
+from tests.helpers.models import task_of
+
+DLCL = "transformer_dlcl_2l2l_tiny"
+
+
+def test_a_mistake_is_an_ordinary_exception_in_python(build):
+    """It does not end a notebook, and says what it says on the command line."""
+    with pytest.raises(Exception, match="^--dlcl-init zero is unknown") as error:
+        build(DLCL, dlcl_init="zero")
+    assert not isinstance(error.value, SystemExit)
+    assert one_line(error) == f"fairseq_deep: {error.value}"
+
+
+def test_a_programming_error_keeps_its_traceback():
+    def caught(function, *arguments):
+        try:
+            function(*arguments)
+        except Exception as error:
+            return error
+
+    assert line_of(caught(int, "a")) is None and line_of(caught(Dictionary().index, [])) is None
+    assert line_of(caught(Dictionary().add_from_file, "a/b")) == "a/b: No such file or directory; correct the path"
+    assert line_of(caught(torch.nn.functional.linear, torch.ones(2), torch.ones(3, 3))) is None
+    assert line_of(caught(FairseqEncoder(Dictionary()).reorder_encoder_out, 1, 2)) is None  # a method that is missing
+
+
+@pytest.mark.parametrize("arch", ["transformer", "deep_transformer", "transformer_dlcl_30l", "bart_base"])
+def test_help_shows_the_flags_of_the_architecture(arch, capsys):
+    with pytest.raises(SystemExit) as end:
+        parse("--arch", arch, "--criterion", "label_smoothed_cross_entropy", "--help")
+    told = capsys.readouterr().out
+    assert end.value.code == 0 and "--encoder-layers" in told and "--label-smoothing" in told
+    assert ("--dlcl-window" in told) == ("deep" in arch or "dlcl" in arch)
+    with pytest.raises(SystemExit):
+        parse("--help")
+    assert "--encoder-layers" not in capsys.readouterr().out
+
+
+def test_scripting_a_model_names_what_works(build):
+    with pytest.raises(UsageError, match="fairseq-deep export"):
+        torch.jit.script(build(DLCL))
+
+
+def test_malformed_alignments():
+    for text in ("-1-0", "3", "a-b", "1-1-"):
+        with pytest.raises(OneLineError, match="must be SOURCE-TARGET"):
+            parse_alignment(f"0-0 {text}")
+    assert parse_alignment("0-1 2-3").tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name, home", [
+    ("Dlcl", "core.aggregators"), ("Highway", "core.residuals"), ("Stack", "core.stack"), ("Translator", "runtime"),
+])  # fmt: skip
+def test_a_class_of_another_module_is_named(name, home):
+    with pytest.raises(ImportError, match=f"from fairseq_deep.{home} import {name}$"):
+        getattr(fairseq_deep, name)
+    exec(f"from fairseq_deep.{home} import {name}")
+    assert not hasattr(fairseq_deep, "Unknown") and not hasattr(fairseq_deep, "dlcl")
+
+
+def test_unknown_architecture_names_the_nearest():
+    with pytest.raises(UsageError, match=r"did you mean transformer_dlcl_30l\?"):
+        get_architecture("transformer_dclc_30l")
+
+
+def test_a_name_is_registered_once():
+    registry = Registry("--axis")
+    registry.register("x")(int)
+    registry.register("x")(int)  # a module that is imported twice
+    with pytest.raises(ValueError, match="already registered"):
+        registry.register("x")(str)
+
+
+def test_shared_embeddings_of_two_dictionaries(build, dictionary):
+    args = build(DLCL).args
+    args.share_all_embeddings = True
+    with pytest.raises(UsageError, match="--joined-dictionary"):
+        DeepTransformerModel.build_model(args, task_of(dictionary, Dictionary()))
+
+
+def test_a_checkpoint_of_another_vocabulary():
+    other = Dictionary()
+    other.add_symbol("w")
+    theirs = build_architecture(DLCL, other)
+    with pytest.raises(UsageError) as error:
+        build_architecture(DLCL, Dictionary()).load_state_dict(theirs.state_dict())
+    assert "vocabulary of 5 entries" in one_line(error) and "has 4" in one_line(error)
+
+
+@pytest.mark.parametrize("flags", [{"encoder_layers": 3}, {"layer_agg": "residual"}, {"encoder_ffn_embed_dim": 8}])
+def test_a_checkpoint_of_another_architecture(build, flags):
+    with pytest.raises(UsageError) as error:
+        build(DLCL).load_state_dict(build(DLCL, **flags).state_dict())
+    assert "another architecture" in one_line(error)
+
+
+def test_weights_of_an_unsupported_type(build):
+    model = build(DLCL)
+    state = model.state_dict()
+    for dtype in (torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn):
+        changed = {name: value.to(dtype) if value.dim() > 1 else value for name, value in state.items()}
+        with pytest.raises(UsageError, match=f"unsupported type .encoder.embed_tokens.weight has the type {dtype}, "):
+            model.load_state_dict(changed)
+    for value in (None, 3.5, "x"):
+        with pytest.raises(UsageError, match=f"encoder.embed_tokens.weight has the type {type(value).__name__}; 1 "):
+            model.load_state_dict({**state, "encoder.embed_tokens.weight": value})

@@ -1,0 +1,533 @@
+"""``--optimizer fused_adam`` and ``muon``: their steps, states, precisions and launches, and whose matrices Muon has.
+
+Adam is compared with fairseq's, Muon with the equations in loops and with torch's.
+"""
+
+import copy
+import io
+import types
+
+import pytest
+import torch
+from fairseq import optim
+from fairseq.optim.adam import Adam
+from fairseq.optim.fp16_optimizer import FP16Optimizer as StockFP16Optimizer
+from omegaconf import OmegaConf
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.training import adam as fused
+from fairseq_deep.plugin.training.adam import FusedAdam, factors_of
+from fairseq_deep.plugin.training.fp16 import FP16Optimizer
+from fairseq_deep.plugin.training.muon import SCALES, Muon, is_matrix, orthogonalise, scale_of
+from fairseq_deep.plugin.training.optimizer import MuonConfig
+from tests.helpers.flags import one_line, parse
+from tests.helpers.methods import METHODS, OPTIONS, depths
+from tests.reference import naive_muon
+
+SHAPES = [(3, 5), (5, 3), (4, 4), (7, 5), (4,), (6, 2), (3, 4, 2), (1,), ()]  # those from the fifth belong to Adam
+MATRICES = 4
+RATES = {"betas": (0.9, 0.98), "eps": 1e-3}  # so large that its place shows
+MUON = {**RATES, "lr": 0.1, "weight_decay": 0.1}
+TINY = "transformer_prenorm_2l2l_tiny"
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(params=["fused", "foreach"])
+def kernel(request, monkeypatch):
+    """Both ways to update; a GPU with torch 2 takes the first, torch 1.13 the second."""
+    if request.param == "foreach":
+        monkeypatch.setattr(fused, "has_fused", lambda device: False)
+    elif not fused.has_fused("cpu"):
+        pytest.skip("this torch has no fused Adam on a CPU")
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def no_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # fairseq asks for it without a GPU, too
+
+
+def tensors(seed, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in SHAPES]
+
+
+def parameters(dtype=torch.float64, seed=0, marked=range(MATRICES), factors=()):
+    """Weights of which *marked* are hidden matrices, and *factors* have half the rate and a quarter of eps."""
+    weights = [torch.nn.Parameter(tensor) for tensor in tensors(seed, dtype)]
+    for index in marked:
+        weights[index].hidden_matrix = True
+    for index in factors:
+        weights[index].param_group = (0.5, 0.25)
+    return weights
+
+
+def train(optimizer, weights, steps, start=0, scale=None, rate=lambda step: 0.1 / (1 + step)):
+    """Steps with the same random gradients for any optimizer; the fifth parameter has none at every other step."""
+    for step in range(start, start + steps):
+        optimizer.param_groups[0]["lr"] = rate(step)
+        for index, (weight, grad) in enumerate(zip(weights, tensors(100 + step))):
+            absent = index == 4 and step % 2
+            weight.grad = None if absent else (2 * grad * float(scale or 1)).to(weight.dtype)
+        optimizer.step(**({} if scale is None else {"scale": scale}))
+    return weights
+
+
+def assert_close(some, others, **tolerance):
+    for one, other in zip(some, others):
+        torch.testing.assert_close(one, other, **tolerance)
+
+
+def near(dtype):
+    return {"rtol": TOLERANCES[dtype], "atol": TOLERANCES[dtype]}
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_steps_of_fused_adam_are_those_of_fairseq(dtype, decay, kernel):
+    """Also where types are mixed, as in half precision with weights of sums in fp32."""
+    ours, theirs = ([*parameters(dtype), *parameters(torch.float32, seed=1)] for _ in range(2))
+    optimizer = FusedAdam(ours, weight_decay=decay, **RATES)
+    train(optimizer, ours, 8)
+    train(Adam(theirs, weight_decay=decay, **RATES), theirs, 8)
+    assert_close(ours, theirs, **near(dtype))
+    assert all((mine - start).abs().max() > 0.1 for mine, start in zip(ours, tensors(0, dtype)))
+    kept = {torch.float64} if dtype == torch.float64 else {torch.float32}
+    assert {optimizer.state[weight]["exp_avg"].dtype for weight in ours[: len(SHAPES)]} == kept
+
+
+@pytest.mark.parametrize("turned", ["weight", "gradient"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tensors_may_lie_in_memory_otherwise(dtype, turned, kernel):
+    """Weights and gradients that are views of a transposed matrix."""
+    turn = {turned: lambda x: x.t().contiguous().t()}
+    results = []
+    for optimizer in (FusedAdam, Adam):
+        [matrix, *_], [gradient, *_] = tensors(0, dtype), tensors(1, dtype)
+        weight = torch.nn.Parameter(turn.get("weight", torch.clone)(matrix))
+        weight.grad = turn.get("gradient", torch.clone)(gradient)
+        optimizer([weight], lr=0.1, **RATES).step()
+        results.append(weight)
+    torch.testing.assert_close(*results, **near(dtype))
+
+
+@pytest.mark.parametrize("make", [FusedAdam, Muon])
+@pytest.mark.parametrize("scale", [128.0, torch.tensor(128.0)], ids=["number", "tensor"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_gradients_are_divided_by_the_scale(dtype, scale, make, kernel):
+    """All of them, also where types are mixed: ``--log-depth-interval`` reads them after the step."""
+    plain, scaled = ([*parameters(dtype), *parameters(torch.float32)] for _ in range(2))
+    train(make(plain, **MUON), plain, 3)
+    train(make(scaled, **MUON), scaled, 3, scale=scale)
+    assert_close(scaled, plain, **near(dtype))
+    assert_close([weight.grad for weight in scaled], [weight.grad for weight in plain], **near(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_chunks_change_nothing(dtype, kernel, monkeypatch):
+    whole, parts, sizes = parameters(dtype), parameters(dtype), []
+    train(FusedAdam(whole, **RATES), whole, 3)
+    monkeypatch.setattr(fused, "CHUNK", 30)
+    chunks = fused.chunks_of
+    counted = lambda weights: (sizes.append(len(part)) or part for part in chunks(weights))  # noqa: E731
+    monkeypatch.setattr(fused, "chunks_of", counted)
+    train(FusedAdam(parts, **RATES), parts, 3)
+    assert sizes[:3] == [2, 1, 1] and sum(sizes) == 2 * len(SHAPES) + len(SHAPES) - 1  # 35 are more than a chunk
+    assert all(torch.equal(one, other) for one, other in zip(whole, parts))
+
+
+@pytest.mark.parametrize("first, second", [(Adam, FusedAdam), (FusedAdam, Adam), (Muon, Muon)])
+def test_a_state_goes_on_in_another_optimizer(first, second, kernel):
+    straight, weights = parameters(), parameters()
+    train(first(straight, **RATES), straight, 6)
+    optimizer = first(weights, **RATES)
+    train(optimizer, weights, 3)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    resumed = second(weights, **RATES)
+    resumed.load_state_dict(torch.load(file))
+    train(resumed, weights, 3, start=3)
+    assert_close(straight, weights, **(near(torch.float64) if first is not second else {"rtol": 0, "atol": 0}))
+
+
+def test_a_state_of_apex_counts_steps_in_the_group(kernel):
+    weights = parameters()
+    optimizer = FusedAdam(weights, **RATES)
+    train(optimizer, weights, 3)
+    state = copy.deepcopy(optimizer.state_dict())
+    for values in state["state"].values():
+        del values["step"]
+    state["param_groups"][0]["step"] = 3
+    resumed = FusedAdam(weights, **RATES)
+    resumed.load_state_dict(state)
+    train(resumed, weights, 1, start=3)
+    assert resumed.state[weights[0]]["step"] == 4
+
+
+@pytest.mark.parametrize("make", [FusedAdam, Muon])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+def test_a_parameter_with_factors_has_the_steps_of_an_optimizer_of_its_own(dtype, make, kernel):
+    """CompleteP's factors on lr, and so on decoupled decay, and on eps, which is Adam's; checkpoints have one group."""
+    mixed, plain, own = parameters(dtype, factors=(0, 4, 6)), parameters(dtype), parameters(dtype)
+    optimizer = make(mixed, **MUON)
+    train(optimizer, mixed, 6)
+    train(make(plain, **MUON), plain, 6)
+    train(make(own, **{**MUON, "eps": 0.25e-3}), own, 6, rate=lambda step: 0.05 / (1 + step))
+    for index, weight in enumerate(mixed):
+        expected, other = (own, plain) if index in (0, 4, 6) else (plain, own)
+        torch.testing.assert_close(weight, expected[index], rtol=1e-12, atol=1e-12)
+        assert not torch.allclose(weight, other[index], rtol=1e-4, atol=1e-4)
+    [group] = optimizer.state_dict()["param_groups"]
+    assert group["eps"] == 1e-3
+
+
+@pytest.mark.parametrize("around", [False, True], ids=["completep", "prores around it"])
+@pytest.mark.parametrize("alpha, rate, eps", [(1.0, 1.0, 0.25), (0.5, 0.5, 0.5), (0.0, 0.25, 1.0)])
+def test_completep_gives_the_factors_of_its_table_to_the_layers(alpha, rate, eps, around, build):
+    """At m = 4 in the encoder; the decoder is as deep as its base."""
+    flags = {"residual": "prores", "prores_around": "completep"} if around else {"residual": "completep"}
+    flags = {**flags, "encoder_layers": 4, "decoder_completep_base": 2.0, "completep_alpha": alpha}
+    model = build(TINY, **flags, completep_rates=True)
+    found = {name for name, weight in model.named_parameters() if factors_of(weight) != (1.0, 1.0)}
+    assert found == {name for name, _ in model.named_parameters() if name.startswith("encoder.layers.")}
+    assert {factors_of(weight) for weight in model.encoder.layers.parameters()} == {(rate, eps)}
+    copies = FP16Optimizer.build_fp32_params(None, list(model.encoder.layers.parameters()), flatten=False)
+    assert {factors_of(weight) for weight in copies} == {(rate, eps)}
+    assert {factors_of(weight) for weight in build(TINY, **flags).parameters()} == {(1.0, 1.0)}
+
+
+@pytest.mark.parametrize("scale, ns_steps, momentum", [(SCALES[0], 5, 0.95), (SCALES[1], 5, 0.95), (SCALES[0], 1, 0)])
+def test_steps_of_muon_are_those_of_the_equations(scale, ns_steps, momentum):
+    """And those of Adam for what is no hidden matrix."""
+    weights, adam = parameters(), parameters()
+    for optimizer, params in ((Muon(weights, momentum=momentum, ns_steps=ns_steps, scale=scale, **MUON), weights),
+                              (FusedAdam(adam, **MUON), adam)):  # fmt: skip
+        train(optimizer, params, 4, rate=lambda step: 0.1)
+    settings = {"lr": 0.1, "decay": 0.1, "momentum": momentum, "ns_steps": ns_steps, "scale": scale}
+    grads = [[(2 * grad).tolist() for grad in tensors(100 + step)] for step in range(4)]
+    for index, start in enumerate(tensors(0)[:MATRICES]):
+        expected = naive_muon.steps(start.tolist(), [grad[index] for grad in grads], **settings)
+        torch.testing.assert_close(weights[index].tolist(), expected, rtol=1e-9, atol=1e-9)
+    assert all(torch.equal(mine, other) for mine, other in zip(weights[MATRICES:], adam[MATRICES:]))
+
+
+@pytest.mark.parametrize("ours, theirs", [("match_rms_adamw", "match_rms_adamw"), ("jordan", "original")])
+def test_steps_of_muon_are_those_of_torch(ours, theirs):
+    """torch iterates in bf16, this model in fp32."""
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    mine, other = parameters(torch.float32)[:MATRICES], parameters(torch.float32)[:MATRICES]
+    train(Muon(mine, scale=ours, **MUON), mine, 4, rate=lambda step: 0.1)
+    reference = torch.optim.Muon(other, lr=0.1, weight_decay=0.1, adjust_lr_fn=theirs)
+    train(types.SimpleNamespace(param_groups=[{}], step=reference.step), other, 4)
+    assert_close(mine, other, rtol=0, atol=0.01)
+    assert all((one - start).abs().max() > 0.1 for one, start in zip(mine, tensors(0, torch.float32)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(32, 128), (128, 32), (64, 64)])
+def test_five_steps_move_singular_values_into_the_band(shape, dtype):
+    """The quintic maps [0.01, 1] into [0.68, 1.13] (its own minimum and maximum on a grid); bf16 adds rounding."""
+    grid = torch.linspace(0.01, 1, 10001, dtype=torch.float64)
+    for _ in range(5):
+        grid = 3.4445 * grid - 4.775 * grid**3 + 2.0315 * grid**5
+    low, high = float(grid.min()), float(grid.max())
+    assert 0.68 < low < 0.69 and 1.13 < high < 1.14
+    left, _ = torch.linalg.qr(torch.randn(2, shape[0], min(shape), dtype=torch.float64))
+    right, _ = torch.linalg.qr(torch.randn(2, shape[1], min(shape), dtype=torch.float64))
+    values = torch.linspace(0.1, 1, min(shape), dtype=torch.float64)  # over the norm: 0.016 at least
+    found = orthogonalise(((left * values) @ right.transpose(1, 2)).to(dtype), 5)
+    assert found.dtype == dtype and found.shape[1:] == shape
+    slack = 0.02 if dtype == torch.bfloat16 else 1e-4
+    sizes = torch.linalg.svdvals(found.double())
+    assert sizes.min() > low - slack and sizes.max() < high + slack
+    # and it keeps the singular vectors: U^T X V is diagonal
+    inner = left.transpose(1, 2) @ found.double() @ right
+    assert (inner - torch.diag_embed(torch.diagonal(inner, dim1=1, dim2=2))).abs().max() < 5 * slack
+
+
+def test_defaults_of_muon_are_those_of_the_papers():
+    cfg = MuonConfig()
+    assert (cfg.muon_momentum, cfg.muon_ns_steps, str(cfg.muon_scale)) == (0.95, 5, "match_rms_adamw")
+    for shape, jordan, rms in (((128, 512), 1, 4.525), ((512, 128), 2, 4.525), ((128, 128), 1, 2.263)):
+        assert scale_of(shape, "jordan") == jordan
+        assert scale_of(shape, "match_rms_adamw") == pytest.approx(rms, abs=5e-4)
+    weight, still = (torch.nn.Parameter(torch.zeros(256, 64)) for _ in range(2))
+    weight.hidden_matrix = still.hidden_matrix = True
+    weight.grad, still.grad = torch.randn(256, 64), torch.zeros(256, 64)
+    Muon([weight, still], lr=1.0).step()
+    # all singular values are near 1, so the entries have about Adam's root mean square, 0.2
+    assert float(weight.detach().square().mean().sqrt()) == pytest.approx(0.2, rel=0.25) and not still.any()
+
+
+# of each model with a matrix inside of layers that is not one of attention or feed-forward, and some others
+RULED = ["residual-highway", "residual-sdu", "residual-layerscale", "layer_agg-lstm", "layer_agg-linear",
+         "layer_agg-dlcl", "decoder_attn-average", "deep_init-admin", "decoder_memory-msc"]  # fmt: skip
+NAMES = {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "gate"}
+
+
+@pytest.mark.parametrize("case", [*RULED, "prenorm relative_positions=2 relative_values=True"])
+def test_matrices_of_attention_and_feed_forward_have_muon(case, build):
+    name, flags = {**METHODS, **OPTIONS}[case]
+    model = build(name, **{**flags, **depths(name, flags)})
+    weights = {key: weight.dim() for key, weight in model.named_parameters() if is_matrix(weight)}
+    parts = [key.split(".") for key, _ in model.named_parameters()]
+    assert {*weights} == {".".join(key) for key in parts
+                          if key[1] == "layers" and key[-1] == "weight" and key[-2] in NAMES}  # fmt: skip
+    assert {*weights.values()} == {2}
+
+
+def config(name, precision="fp16", flatten=False, **options):
+    common = dict(fp16_init_scale=128, fp16_scale_window=None, fp16_scale_tolerance=0.0, threshold_loss_scale=None)
+    common.update(min_loss_scale=1e-4, bf16=precision == "bf16", fp16=precision == "fp16", tpu=False)
+    adam = dict(adam_betas="(0.9, 0.98)", adam_eps=1e-8, weight_decay=0.01, tpu=False, lr=[0.01])
+    if name != "muon":
+        adam.update(use_old_adam=False, fp16_adam_stats=False)
+    return OmegaConf.create({
+        "common": {**common, "model_parallel_size": 1, "fp16_no_flatten_grads": not flatten},
+        "distributed_training": {"distributed_world_size": 1},
+        "optimization": {"update_freq": [1], "lr": [0.01]},
+        "optimizer": {"_name": name, **adam, **options},
+    })  # fmt: skip
+
+
+def in_fp32(name, weights=None, **options):
+    return optim.build_optimizer(config(name, "", **options)["optimizer"], weights or parameters(torch.float32))
+
+
+# type, fairseq's wrapper, whether it would flatten the copies in fp32, the launches of an update
+FORMS = {
+    "fp16_memory": (torch.float16, optim.MemoryEfficientFP16Optimizer, False, 13),
+    "bf16_memory": (torch.bfloat16, optim.MemoryEfficientFP16Optimizer, False, 11),
+    "bf16": (torch.bfloat16, FP16Optimizer, False, 9),
+    "fp16": (torch.float16, FP16Optimizer, False, 12),
+    "fp16_flat": (torch.float16, FP16Optimizer, True, 13),
+}
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def wrapped(form, name, weights, stock=False, **options):
+    dtype, wrapper, flatten, _ = FORMS[form]
+    wrapper = StockFP16Optimizer if stock and wrapper is FP16Optimizer else wrapper
+    cfg = config(name, "bf16" if dtype == torch.bfloat16 else "fp16", flatten, **options)
+    return wrapper.build_optimizer(cfg, weights)
+
+
+def update(optimizer, weights, step, clip):
+    """One as fairseq's trainer does it; the norm of its gradients."""
+    optimizer.zero_grad()
+    optimizer.backward(sum((w.float() * g).sum() for w, g in zip(weights, tensors(100 + step, torch.float32))))
+    optimizer.multiply_grads(0.5)
+    norm = float(optimizer.clip_grad_norm(clip))
+    optimizer.step()
+    return norm
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+@every_form
+def test_half_precision_trains_as_with_adam(form, clip, kernel):
+    dtype = FORMS[form][0]
+    ours, theirs = parameters(dtype), parameters(dtype)
+    one, two = wrapped(form, "fused_adam", ours), wrapped(form, "adam", theirs, stock=True)
+    for step in range(4):
+        assert update(one, ours, step, clip) == pytest.approx(update(two, theirs, step, clip), rel=1e-5)
+    assert_close(ours, theirs, rtol=2e-3 if dtype == torch.float16 else 1e-2, atol=1e-4)
+    assert not any(torch.equal(mine, start) for mine, start in zip(ours, tensors(0, dtype)))
+
+
+@every_form
+def test_half_precision_trains_with_muon_as_fp32(form):
+    """With a loss scale, clipping and, where fairseq would flatten, copies that stay apart."""
+    weights, exact = parameters(FORMS[form][0]), parameters(torch.float32)
+    half, whole = wrapped(form, "muon", weights, lr=[0.1]), in_fp32("muon", exact, lr=[0.1])
+    assert not getattr(half, "has_flat_params", False)
+    assert sum(map(is_matrix, half.optimizer.param_groups[0]["params"])) == MATRICES
+    for step in range(3):
+        norm = update(whole, exact, step, 1.0)
+        assert update(half, weights, step, 1.0) == pytest.approx(norm, rel=0.02) and norm > 1
+    assert_close([weight.float() for weight in weights], exact, rtol=0.02, atol=0.02)
+    assert all((two - start).abs().max() > 0.06 for two, start in zip(exact, tensors(0, torch.float32)))
+
+
+@every_form
+def test_half_precision_resumes_the_state_of_adam(form):
+    weights, others = parameters(FORMS[form][0]), parameters(FORMS[form][0])
+    optimizer, other = wrapped(form, "adam", weights), wrapped(form, "fused_adam", others)
+    for step in range(4):
+        update(optimizer, weights, step, 0.0)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()), optimizer_overrides={"lr": 0.5})
+    assert type(optimizer).__name__ == type(other).__name__ and other.get_lr() == 0.5
+    for step in range(2):
+        update(other, others, step, 0.0)
+    for values in other.optimizer.state.values():
+        assert values["step"] == 6 and values["exp_avg"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("form", ["fp32", "fp16_memory"])
+def test_muon_continues_bit_for_bit_in_fairseqs_wrappers(form):
+    straight = parameters(torch.float32 if form == "fp32" else torch.float16)
+    build = in_fp32 if form == "fp32" else lambda name, weights: wrapped(form, name, weights)
+    first = build("muon", straight)
+    for step in range(3):
+        update(first, straight, step, 0.0)
+    resumed = parameters(straight[0].dtype)
+    second, state = build("muon", resumed), copy.deepcopy(first.state_dict())
+    with torch.no_grad():
+        for one, two in zip(straight, resumed):
+            two.copy_(one)
+    second.load_state_dict(state)
+    for step in range(3, 6):
+        update(first, straight, step, 0.0)
+        update(second, resumed, step, 0.0)
+    assert all(torch.equal(one, two) for one, two in zip(straight, resumed))
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp16"])
+def test_weights_that_are_frozen_later_stay(form):
+    weights = parameters(FORMS[form][0])
+    optimizer = wrapped(form, "fused_adam", weights)
+    update(optimizer, weights, 0, 0.0)
+    weights[0].requires_grad_(False)
+    before = [weight.clone() for weight in weights]
+    for step in range(3):
+        update(optimizer, weights, step, 0.0)
+    assert torch.equal(weights[0], before[0]) and not torch.equal(weights[1], before[1])
+
+
+def test_fairseq_takes_a_state_of_adam_in_fp32():
+    """Its trainer compares the names of the classes."""
+    built = [in_fp32(name) for name in ("adam", "fused_adam")]
+    assert {type(optimizer).__name__ for optimizer in built} == {"FairseqAdam"}
+    assert built[0].optimizer_config == built[1].optimizer_config
+    assert isinstance(built[1].optimizer, FusedAdam) and not isinstance(built[0].optimizer, FusedAdam)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_clipping_and_scaling_in_fp32(clip):
+    results = []
+    for name in ("adam", "fused_adam"):
+        weights = parameters(torch.float32)
+        optimizer = in_fp32(name, weights)
+        for weight in weights[1:]:
+            weight.grad = torch.ones_like(weight)
+        optimizer.multiply_grads(0.25)
+        optimizer.multiply_grads(torch.tensor(2.0))
+        norm = optimizer.clip_grad_norm(clip, lambda norm: norm * 2)
+        results.append([norm, *(weight.grad for weight in weights[1:])])
+    assert_close(*results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_norms_of_half_precision_do_not_overflow(dtype):
+    weight = torch.nn.Parameter(torch.zeros(100, dtype=dtype))
+    weight.grad = torch.full_like(weight, 6e4)
+    assert float(in_fp32("fused_adam", [weight]).clip_grad_norm(0.0)) == pytest.approx(6e5, rel=0.01)
+
+
+def test_experts_are_left_to_fairseq():
+    """Their gradients are clipped with the others', but not part of the norm."""
+    weights = parameters(torch.float32)
+    weights[0].expert = True
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    count = sum(weight.numel() for weight in weights[1:])
+    assert float(in_fp32("fused_adam", weights).clip_grad_norm(1.0)) == pytest.approx(count**0.5)
+    assert float(weights[0].grad[0, 0]) == pytest.approx(count**-0.5)
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that a GPU would run as kernels; one on a list of tensors is one here."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.mixed = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        if not views and not any(word in str(func) for word in ("empty", "detach", "_local_scalar_dense", "profiler")):
+            self.names.append(str(func))
+            lists = [arg for arg in args if isinstance(arg, (list, tuple))]
+            if any(len({getattr(entry, "dtype", None) for entry in entries}) > 1 for entries in lists):
+                self.mixed.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def launches_of(optimizer, weights, clip):
+    with Launches() as launches:
+        optimizer.zero_grad()
+        for weight in weights:
+            weight.grad = weight.data.clone() if clip else weight.data
+        optimizer._needs_sync = True
+        optimizer.multiply_grads(0.5)
+        optimizer.clip_grad_norm(clip)
+        optimizer.step()
+    return launches
+
+
+@every_form
+def test_launches_do_not_grow_with_the_number_of_tensors(form):
+    dtype, _, flatten, most = FORMS[form]
+    counts = {}
+    for name in ("adam", "fused_adam"):
+        for size in (10, 30):
+            weights = [torch.nn.Parameter(torch.ones(3, dtype=dtype)) for _ in range(size)]
+            optimizer = wrapped(form, name, weights, stock=name == "adam")
+            for _ in range(2):  # state is made in the first
+                counts[name, size] = len(launches_of(optimizer, weights, 0.0).names)
+    assert counts["adam", 30] - counts["adam", 10] >= (2 if flatten else 11) * 20
+    # foreach_norm of a list is one, the stack of its results and their norm are two more
+    assert counts["fused_adam", 30] == counts["fused_adam", 10] <= most
+
+
+@every_form
+def test_no_operation_gets_tensors_of_two_types(form):
+    """A GPU would take them one by one, or all in the type of the first."""
+    weights = [*parameters(FORMS[form][0]), *parameters(torch.float32)]  # as with DLCL's W
+    optimizer = wrapped(form, "fused_adam", weights)
+    launches = launches_of(optimizer, weights, 0.5)
+    assert any("_foreach_copy_" in name for name in launches.names) and launches.mixed == []
+    with Launches() as launches:
+        optimizer.multiply_grads(0.5)
+        optimizer._unscale_grads()
+    assert launches.mixed == []
+
+
+@pytest.mark.parametrize("saved, loaded", [("fused_adam", "muon"), ("muon", "fused_adam")])
+def test_the_state_of_another_optimizer_is_one_line(saved, loaded):
+    weights = parameters(torch.float32)
+    optimizer = in_fp32(saved, weights)
+    update(optimizer, weights, 0, 0.0)
+    with pytest.raises(UsageError) as error:
+        in_fp32(loaded, weights).load_state_dict(optimizer.state_dict())
+    assert f"does not fit --optimizer {loaded} and the precision: add --reset-optimizer" in one_line(error)
+
+
+def test_what_optimizers_cannot_take_is_one_line(capsys):
+    flat = FusedAdam([torch.nn.Parameter(torch.zeros(9))])
+    flat.param_groups[0]["params"][0].grad = torch.ones(9)
+    flat.step()
+    with pytest.raises(UsageError, match="does not fit --optimizer muon and the precision"):  # of flattened copies
+        in_fp32("muon").load_state_dict(flat.state_dict())
+    with pytest.raises(UsageError, match="--optimizer muon requires a model of this package"):
+        in_fp32("muon", parameters(marked=()))
+    with pytest.raises(UsageError, match="unknown --muon-scale none; choose from match_rms_adamw, jordan"):
+        Muon(parameters(), scale="none")
+    for flag in ("use_old_adam", "fp16_adam_stats"):
+        with pytest.raises(UsageError, match=flag.replace("_", "-")):
+            optim.OPTIMIZER_REGISTRY["fused_adam"](types.SimpleNamespace(**{flag: True}), parameters())
+    weight = torch.nn.Parameter(torch.zeros(3, 2))
+    weight.grad = torch.ones(3, 2).to_sparse()
+    with pytest.raises(RuntimeError, match="sparse"):
+        FusedAdam([weight]).step()
+    with pytest.raises(SystemExit):
+        parse("--arch", TINY, "--optimizer", "muon", "--muon-scale", "none")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "argument --muon-scale: invalid choice: 'none'" in last and all(name in last for name in SCALES)
+
+
+def test_completep_rates_and_fp16_on_a_cpu_are_accepted_with_muon():
+    """fairseq's flattened copies would exclude both."""
+    flags = ["--residual", "completep", "--completep-rates", "--fp16", "--cpu", "--optimizer", "muon"]
+    assert parse("--arch", TINY, *flags).fp16
