@@ -128,19 +128,3 @@ def load_trained(path):
 def hypotheses(done):
     """The translations that fairseq-generate printed, one for each beam."""
     return [line.split("\t")[2] for line in sorted(done.stdout.splitlines()) if re.match(r"H-\d+\t", line)]
-
-
-def assert_reduced_precision_trains_like_fp32(data, folder, arch, *flags):
-    """--fp16 needs a GPU, and --amp has no effect on a CPU (autocast is tested with the architectures)."""
-    import pytest
-
-    flags = (*flags, "--max-update", "20", "--lr", "5e-3", "--no-save", *EXACT)
-    exact, *reduced = (
-        losses(run(*train_command(data, folder, *flags, *more, arch=arch)))
-        for more in ((), ("--memory-efficient-fp16",), ("--bf16",))
-    )
-    assert set(exact) == set(range(1, 21))
-    # a model that gives each entry of the vocabulary the same probability has log2(16) = 4 in each update
-    assert max(list(exact.values())[-5:]) < 3.8
-    for found in reduced:
-        assert found == pytest.approx(exact, abs=0.05)

@@ -6,7 +6,8 @@ from fairseq_deep.core.aggregators import AGGREGATORS
 from fairseq_deep.plugin.architectures import ARCHITECTURES, count_parameters, list_archs, stored_count
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.flags import parse
-from tests.helpers.invariances import INVARIANCES
+from tests.helpers.invariances import every_parameter_gets_a_finite_gradient
+from tests.helpers.methods import structure
 from tests.helpers.models import full_size, size_of, task_of
 
 every_architecture = pytest.mark.parametrize("name", list_archs())
@@ -116,28 +117,12 @@ def test_parameter_count_of_the_ablations(flags, expected):
     assert size_of(full_size("transformer_dlcl_30l", 34040, share_all_embeddings=True, **flags)) == expected
 
 
-# these two are checked at every depth; depth has no part in the others, which see the shallowest row of each structure
-EVERY_DEPTH = ("every_parameter_gets_a_finite_gradient", "a_loaded_model_gives_the_same_output")
+DEPTHS = sorted(ARCHITECTURES.values(), key=lambda row: row.encoder_layers + row.decoder_layers)
 
 
-def structure(row):
-    """What a model of *row* computes with, whatever its depth, size and dropout."""
-    options = tuple(option for option in row.options if "dropout" not in option[0])
-    return row.norm, row.layer_agg, row.encoder_size is None, options
-
-
-DEEPEST_FIRST = sorted(ARCHITECTURES.values(), key=lambda row: -row.encoder_layers - row.decoder_layers)
-SHALLOWEST = {structure(row): row.name for row in DEEPEST_FIRST}.values()
-# one row of each structure and depth: rows of other widths are the same model where all are narrow
-DEPTHS = {(structure(row), row.encoder_layers, row.decoder_layers): row.name for row in ARCHITECTURES.values()}.values()
-
-
-@pytest.mark.parametrize(
-    "name, invariance",
-    [(name, key) for key in INVARIANCES for name in (DEPTHS if key in EVERY_DEPTH else SHALLOWEST)],
-)
-def test_invariance(name, invariance, build, dictionary):
-    INVARIANCES[invariance](lambda **flags: build(name, **flags), dictionary)
+@pytest.mark.parametrize("name", {structure(row): row.name for row in DEPTHS}.values())
+def test_every_parameter_of_the_deepest_model_of_a_structure_gets_a_finite_gradient(name, build, dictionary):
+    every_parameter_gets_a_finite_gradient(lambda: build(name), dictionary)
 
 
 # what the papers' presets are: (dropout, attention dropout, activation dropout), widths and heads, depth, norm

@@ -214,9 +214,3 @@ def test_two_processes_train_as_one(tagged, tmp_path):
     two = run(*train_command(tagged, tmp_path / "two", *flags), processes=2)
     want = losses(one)
     assert len(want) == 4 and losses(two) == pytest.approx(want, abs=2e-3)
-
-
-def test_a_text_without_tags_is_one_line(small, tmp_path):
-    done = run(*train_command(small, tmp_path, *ROBT), check=False)
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and last.startswith("fairseq_deep: --robt requires at least two language tags")

@@ -12,29 +12,6 @@ from tests.helpers.commands import losses, run, train_command
 ONE = ("--max-update", "1", "--lr", "1e-9")
 BLEU = ("--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 10}', "--best-checkpoint-metric", "bleu")
 MAXIMIZE = "--maximize-best-checkpoint-metric"
-PLATEAU = ("--lr-scheduler", "reduce_lr_on_plateau")
-
-
-@pytest.mark.parametrize("flags, said", [
-    (BLEU, "--best-checkpoint-metric bleu requires --maximize-best-checkpoint-metric: add it"),
-    ((*BLEU[3:], MAXIMIZE), "--best-checkpoint-metric bleu requires --eval-bleu: add it"),
-    (("--best-checkpoint-metric", "los"), "unknown --best-checkpoint-metric los; choose from loss, nll_loss, ppl"),
-    ((*BLEU[:3], *PLATEAU, "--best-checkpoint-metric", "beu"), "beu; choose from bleu, loss, nll_loss, ppl"),
-    (("--best-checkpoint-metric", "accuracy", MAXIMIZE), "unknown --best-checkpoint-metric accuracy; choose from loss"),
-    ((MAXIMIZE,), f"{MAXIMIZE} is not supported with --best-checkpoint-metric loss: omit it"),
-    ((*PLATEAU, "--disable-validation"), f"{' '.join(PLATEAU)} is not supported with --disable-validation; omit one"),
-    (("--patience", "2", "--disable-validation"), "--patience is not supported with --disable-validation; omit one"),
-    (("--restore-file", "none.pt"), "--restore-file none.pt: no such file; correct the path, or omit it"),
-    (("--continue-once", "none.pt"), "--continue-once none.pt: no such file; correct the path, or omit it"),
-    (("--finetune-from-model", "none.pt"), "--finetune-from-model none.pt: no such file; correct the path"),
-    (("--finetune-from-model", "a.pt", "--restore-file", "b.pt"), "--restore-file (non-default value) exclude each"),
-    (("--finetune-from-model", "a.pt", "--reset-meters"), "--finetune-from-model implies all --reset flags; omit them"),
-])  # fmt: skip
-def test_settings_without_effect_end_training_before_its_first_update(small, tmp_path, flags, said):
-    done = run(*train_command(small, tmp_path, *flags), check=False)
-    last = (done.stdout + done.stderr).splitlines()[-1]
-    assert done.returncode == 1 and said in last and "train_inner" not in done.stdout
-    assert not list(tmp_path.glob("*.pt"))
 
 
 @pytest.mark.parametrize("metric, maximize", [

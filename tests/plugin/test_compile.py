@@ -10,7 +10,6 @@ import torch.distributed
 import torch.nn.functional as F
 from torch import nn
 
-from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.models import compiling, deep_transformer
 from tests.helpers.models import make_batch
 
@@ -289,18 +288,3 @@ def test_without_a_compiler_training_goes_on(make, batches, monkeypatch, caplog,
     assert_same(train(compiled, batches), train(plain, batches), rtol=0, atol=0)
     [record] = said(caplog)
     assert record.levelname == "WARNING" and reason in record.message and "\n" not in record.message
-
-
-@pytest.mark.parametrize(
-    "flags, cure",
-    [
-        ({"quant_noise_pq": 0.1}, "omit one"),
-        ({"quant_noise_scalar": 0.1}, "omit one"),
-        ({"checkpoint_activations": True, "offload_activations": True}, "use --checkpoint-activations"),
-    ],
-)
-def test_what_it_cannot_take_is_refused(build, flags, cure):
-    with pytest.raises(UsageError, match=cure) as error:
-        build(PLAIN, compile=True, **flags)
-    assert "--compile" in str(error.value) and "\n" not in str(error.value)
-    build(PLAIN, **SHALLOW, **flags)

@@ -1,18 +1,25 @@
-"""``--criterion fused_label_smoothed_cross_entropy``: losses, logs and gradients are fairseq's."""
+"""``--criterion fused_label_smoothed_cross_entropy``, also with ``--rdrop-alpha``: losses, logs and gradients."""
 
+import math
 import types
 
 import pytest
 import torch
+from fairseq import metrics
 from fairseq.criterions import label_smoothed_cross_entropy as stock
 from fairseq.data import Dictionary
 from fairseq.models import FairseqDecoder
 
+from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.training import criterion as own
 from fairseq_deep.plugin.training import cross_entropy
-from tests.reference import naive_cross_entropy
+from fairseq_deep.plugin.training.rdrop import RDropLoss
+from tests.reference import naive_cross_entropy, naive_rdrop
 
-WORDS = 11
+WORDS, PAD = 11, 1
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+LOW = pytest.mark.parametrize("dtype, scale", [(torch.float32, 1.0), (torch.bfloat16, 1.0), (torch.float16, 4.0)],
+                              ids=str)  # fmt: skip
 
 
 @pytest.fixture(params=[1, 3 * WORDS, 2**20], ids=["row by row", "three rows", "at once"])
@@ -25,16 +32,17 @@ class Decoder(FairseqDecoder):
 
 
 class Model(torch.nn.Module):
-    """Scores are a linear layer of features."""
+    """Scores are a linear layer of features with dropout, whose masks are as fairseq's models draw them."""
 
-    def __init__(self):
+    def __init__(self, dropout=0.0):
         super().__init__()
         torch.manual_seed(1)
-        self.decoder = Decoder(Dictionary())
-        self.output = torch.nn.Linear(6, WORDS, dtype=torch.float64)
+        self.decoder, self.sizes = Decoder(Dictionary()), []
+        self.dropout, self.output = torch.nn.Dropout(dropout), torch.nn.Linear(6, WORDS, dtype=torch.float64)
 
-    def forward(self, features):
-        return self.output(features), None
+    def forward(self, features, kept=None):
+        self.sizes.append((len(features), kept))
+        return self.output(self.dropout(features)), None
 
     def get_targets(self, sample, net_output):
         return sample["target"]
@@ -48,38 +56,37 @@ def sample(dtype=torch.float64):
     """Three sentences of five words, with padding on both sides."""
     generator = torch.Generator().manual_seed(2)
     target = torch.randint(4, WORDS, (3, 5), generator=generator)
-    target[0, 3:] = target[2, :1] = 1
-    features = 3 * torch.randn(3, 5, 6, generator=generator, dtype=torch.float64)
-    return {"net_input": {"features": features.to(dtype)}, "target": target, "ntokens": int(target.ne(1).sum())}
+    target[0, 3:] = target[2, :1] = PAD
+    features = 3 * torch.randn(3, 5, 6, generator=generator, dtype=torch.float64).to(dtype)
+    net_input = {"features": features, "kept": "as it is"}
+    return {"net_input": net_input, "target": target, "ntokens": int(target.ne(PAD).sum())}
 
 
-def built(module, sentence_avg=False, smoothing=0.1, **options):
-    task = types.SimpleNamespace(target_dictionary=types.SimpleNamespace(pad=lambda: 1))
-    return module.LabelSmoothedCrossEntropyCriterion(task, sentence_avg, smoothing, **options)
+def built(module, sentence_avg=False, label_smoothing=0.1, **options):
+    task = types.SimpleNamespace(target_dictionary=types.SimpleNamespace(pad=lambda: PAD))
+    return module.LabelSmoothedCrossEntropyCriterion(task, sentence_avg, label_smoothing, **options)
 
 
-def computed(module, batch, reduce=True, dtype=torch.float64, scale=1.0, **options):
+def computed(module, batch=None, model=None, reduce=True, scale=1.0, **options):
     """Loss, size, logs and gradients of features and weights."""
-    model = Model().to(dtype)
+    batch, model = batch or sample(), model or Model()
+    model.to(batch["net_input"]["features"].dtype).zero_grad()
     features = batch["net_input"]["features"].clone().requires_grad_()
-    batch = {**batch, "net_input": {"features": features}}
+    batch = {**batch, "net_input": {**batch["net_input"], "features": features}}
     loss, size, logs = built(module, **options)(model, batch, reduce=reduce)
     (loss.sum() * scale).backward()
-    return loss, size, logs, [features.grad, model.output.weight.grad, model.output.bias.grad]
+    return loss.detach(), size, logs, [features.grad, model.output.weight.grad.clone(), model.output.bias.grad.clone()]
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"smoothing": 0.0}, {"sentence_avg": True}, {"ignore_prefix_size": 2}, {"report_accuracy": True},
+    {}, {"label_smoothing": 0.0}, {"sentence_avg": True}, {"ignore_prefix_size": 2}, {"report_accuracy": True},
     {"report_accuracy": True, "ignore_prefix_size": 1}, {"reduce": False}, {"scale": 128.0},
 ], ids=str)  # fmt: skip
 def test_it_is_fairseqs(options, chunks):
-    loss, size, logs, grads = computed(own, sample(), **options)
-    expected = computed(stock, sample(), **options)
-    torch.testing.assert_close(loss, expected[0], rtol=1e-12, atol=1e-12)
+    loss, size, logs, grads = computed(own, **options)
+    expected = computed(stock, **options)
     assert size == expected[1] and logs.keys() == expected[2].keys()
-    for name, value in expected[2].items():
-        torch.testing.assert_close(logs[name], value, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(grads, expected[3], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close((loss, logs, grads), (expected[0], expected[2], expected[3]), **EXACT)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
@@ -87,18 +94,18 @@ def test_it_is_the_equation(smoothing, chunks):
     batch = sample()
     scores = Model()(**batch["net_input"])[0].detach().flatten(0, 1)
     one, two = (scores.clone().requires_grad_() for _ in range(2))
-    expected = naive_cross_entropy.summed(one, batch["target"].flatten(), smoothing, padding=1)
-    found = own.SmoothedCrossEntropy.apply(two * 1, batch["target"].flatten(), smoothing, 1)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    expected = naive_cross_entropy.summed(one, batch["target"].flatten(), smoothing, padding=PAD)
+    found = own.SmoothedCrossEntropy.apply(two * 1, batch["target"].flatten(), smoothing, PAD)
+    torch.testing.assert_close(found, expected, **EXACT)
     grads = [torch.autograd.grad(loss, of)[0] for loss, of in ((found[0], two), (expected[0], one))]
     torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize("dtype, scale", [(torch.float32, 1.0), (torch.bfloat16, 1.0), (torch.float16, 4.0)], ids=str)
+@LOW
 def test_it_is_no_less_exact_than_fairseqs(dtype, scale, chunks):
     """In half precision only the scores and their gradient are."""
-    exact = computed(own, sample())
-    found, other = (computed(module, sample(dtype), dtype=dtype, scale=scale) for module in (own, stock))
+    exact = computed(own)
+    found, other = (computed(module, sample(dtype), scale=scale) for module in (own, stock))
     assert found[0].dtype == other[0].dtype == torch.float32
     bound = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
     torch.testing.assert_close(found[0], other[0], rtol=1e-6, atol=1e-6)
@@ -109,10 +116,10 @@ def test_it_is_no_less_exact_than_fairseqs(dtype, scale, chunks):
 
 def test_the_gradient_is_where_the_scores_were():
     scores = torch.randn(4, WORDS, requires_grad=True) * 1
-    target = torch.tensor([4, 5, 1, 6])
+    target = torch.tensor([4, 5, PAD, 6])
     scores.retain_grad()
-    loss, _ = own.SmoothedCrossEntropy.apply(scores, target, 0.1, 1)
     before = scores.detach().clone()
+    loss, _ = own.SmoothedCrossEntropy.apply(scores, target, 0.1, PAD)
     assert torch.equal(scores.detach(), before)
     loss.backward(retain_graph=True)
     assert not torch.equal(scores.detach(), before) and not scores.detach()[2].any()
@@ -123,15 +130,107 @@ def test_the_gradient_is_where_the_scores_were():
 
 def test_scores_that_somebody_needs_are_an_error_not_a_wrong_gradient():
     features = torch.randn(4, WORDS, requires_grad=True)
-    loss, _ = own.SmoothedCrossEntropy.apply(torch.tanh(features), torch.tensor([4, 5, 1, 6]), 0.1, 1)
+    loss, _ = own.SmoothedCrossEntropy.apply(torch.tanh(features), torch.tensor([4, 5, PAD, 6]), 0.1, PAD)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
 
 @pytest.mark.parametrize("name", ["adaptive_softmax", "get_normalized_probs_scriptable"])
 def test_a_model_that_returns_no_scores_is_left_to_fairseqs(name, monkeypatch):
-    expected = computed(stock, sample())
+    expected = computed(stock)
     changed = type("Changed", (FairseqDecoder,), {name: property(lambda self: print, lambda self, value: None)})
     monkeypatch.setitem(globals(), "Decoder", changed)
     monkeypatch.setattr(own.SmoothedCrossEntropy, "apply", None)
-    torch.testing.assert_close(computed(own, sample())[3], expected[3], rtol=0, atol=0)
+    torch.testing.assert_close(computed(own)[3], expected[3], rtol=0, atol=0)
+
+
+def two_passes(dtype=torch.float64):
+    """Scores of two passes over 7 positions, two of them padding."""
+    generator = torch.Generator().manual_seed(2)
+    first, second = (2 * torch.randn(7, WORDS, generator=generator, dtype=torch.float64) for _ in range(2))
+    target = torch.randint(4, WORDS, (7,), generator=generator)
+    target[2] = target[6] = PAD
+    return first.to(dtype), second.to(dtype), target
+
+
+@pytest.mark.parametrize("smoothing, alpha", [(0.0, 1.0), (0.1, 5.0), (0.1, 0.0)])
+def test_rdrop_is_the_equation(smoothing, alpha, chunks):
+    *passes, target = two_passes()
+    naive, found = ([scores.clone().requires_grad_() for scores in passes] for _ in range(2))
+    expected = naive_rdrop.summed(*naive, target, smoothing, PAD, alpha)
+    actual = RDropLoss.apply(torch.cat(found), torch.cat([target, target]), smoothing, PAD, alpha)
+    torch.testing.assert_close(actual, expected, **EXACT)
+    wanted = torch.autograd.grad(expected[0] * 3, naive)
+    torch.testing.assert_close(torch.autograd.grad(actual[0] * 3, found), wanted, rtol=1e-11, atol=1e-12)
+    assert not wanted[0][2].any()
+
+
+@LOW
+def test_rdrop_rounds_only_scores_and_gradients(dtype, scale, chunks):
+    *passes, target = two_passes(dtype)
+    exact, found = ([scores.to(kind).requires_grad_() for scores in passes] for kind in (torch.float64, dtype))
+    expected = naive_rdrop.summed(*exact, target, 0.1, PAD, 5.0)
+    actual = RDropLoss.apply(torch.cat(found), torch.cat([target, target]), 0.1, PAD, 5.0)
+    assert {value.dtype for value in actual} == {torch.float32}
+    torch.testing.assert_close(actual[0].double(), expected[0], rtol=1e-5, atol=1e-5)
+    bound = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}[dtype]
+    pairs = zip(torch.autograd.grad(actual[0] * scale, found), torch.autograd.grad(expected[0], exact))
+    for one, right in pairs:
+        assert one.dtype == dtype
+        torch.testing.assert_close(one.double() / scale, right, rtol=bound, atol=bound * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("options", [{}, {"sentence_avg": True}, {"ignore_prefix_size": 2}, {"report_accuracy": True}])
+def test_rdrop_without_dropout_is_twice_the_plain_loss(options):
+    model = Model().train()
+    loss, size, logs, grads = computed(own, model=model, rdrop_alpha=5.0, **options)
+    plain, plain_size, plain_logs, plain_grads = computed(own, model=model, rdrop_alpha=0.0, **options)
+    assert model.sizes == [(6, "as it is"), (3, "as it is")]
+    assert size == plain_size and logs.pop("rdrop_kl") == 0
+    torch.testing.assert_close((loss, grads), (2 * plain, [2 * grad for grad in plain_grads]))
+    torch.testing.assert_close(logs, {**plain_logs, "loss": 2 * plain_logs["loss"]})
+
+
+def test_rdrop_with_dropout_is_the_equation_of_two_masks():
+    model = Model(0.3).train()
+    torch.manual_seed(4)
+    loss, _, logs, grads = computed(own, model=model, rdrop_alpha=5.0, ignore_prefix_size=1)
+    batch = sample()
+    batch["target"][:, :1] = PAD
+    torch.manual_seed(4)
+    scores = model(torch.cat([batch["net_input"]["features"]] * 2))[0].flatten(0, 1)
+    expected = naive_rdrop.summed(scores[:15], scores[15:], batch["target"].flatten(), 0.1, PAD, 5.0)
+    assert expected[2] > 0.1
+    torch.testing.assert_close((loss, logs["rdrop_kl"]), (expected[0].detach(), expected[2].detach()))
+    torch.testing.assert_close(logs["nll_loss"], expected[1].detach() / 2)
+    torch.testing.assert_close(grads[1], torch.autograd.grad(expected[0], model.output.weight)[0])
+
+
+def test_validation_with_rdrop_has_the_ordinary_loss():
+    model = Model(0.3).eval()
+    loss, _, logs, _ = computed(own, model=model, rdrop_alpha=5.0)
+    scores = model(**sample()["net_input"])[0].detach().flatten(0, 1)
+    torch.testing.assert_close(loss, naive_cross_entropy.summed(scores, sample()["target"].flatten(), 0.1, PAD)[0])
+    assert "rdrop_kl" not in logs and model.sizes[0][0] == 3
+
+
+def test_what_rdrop_logs_is_a_mean_per_token_in_bits():
+    logs = [{"loss": 8.0, "nll_loss": 4.0, "ntokens": size, "sample_size": size, "rdrop_kl": kl}
+            for size, kl in ((3, 2.0), (5, 4.0))]  # fmt: skip
+    reduce = own.LabelSmoothedCrossEntropyCriterion.reduce_metrics
+    with metrics.aggregate() as found:
+        reduce(logs)
+    assert found["rdrop_kl"].avg == pytest.approx(6 / 8 / math.log(2))
+    with metrics.aggregate() as found:
+        reduce([{**each, "rdrop_kl": 0} for each in logs[:1]])
+        assert "rdrop_kl" in found
+
+
+def test_what_rdrop_cannot_take_is_one_line():
+    for alpha in (-1.0, math.nan, math.inf):
+        with pytest.raises(UsageError, match="--rdrop-alpha must be a number of at least 0, not"):
+            built(own, rdrop_alpha=alpha)
+    model = Model(0.1).train()
+    model.decoder.adaptive_softmax = print
+    with pytest.raises(UsageError, match="--rdrop-alpha requires a model that returns scores: omit it"):
+        computed(own, model=model, rdrop_alpha=1.0)

@@ -14,39 +14,6 @@ def check(text, **flags):
     check_evaluation(argparse.Namespace(**{"eval_bleu": True, "eval_bleu_args": text, **flags}))
 
 
-@pytest.mark.parametrize("text, words", [
-    ('{"max_len_b": 0}', "use a higher max_len_b"), ('{"max_len_b": 3, "min_len": 4}', "use a higher max_len_b"),
-    ('{"beam": 0}', "beam is too low (0); use 1 or more"), ('{"beam": "4"}', 'beam has the wrong type ("4")'),
-    ('{"beam": true}', "beam has the wrong type (true)"), ('{"lenpen": NaN}', "lenpen has the wrong type (NaN)"),
-    ('{"baem": 4}', "unknown setting (baem) (did you mean beam?)"), ("{beam: 4}", "not JSON ({beam: 4})"),
-    ("[4]", "not a JSON object"), ('{"beam": 2, "nbest": 3}', "nbest exceeds beam (3)"),
-    ('{"temperature": 0}', "temperature is not positive (0)"),
-    ('{"sampling_topk": 3}', "sampling_topk requires sampling"),
-    ('{"sampling": true, "match_source_len": true}', "sampling and match_source_len exclude each other"),
-    ('{"diverse_beam_groups": 3}', "diverse_beam_groups does not divide beam (3)"),
-    ('{"max_len_a": Infinity}', "max_len_a has the wrong type (Infinity)"), ("[" * 100_000, "not JSON"),
-    ('{"max_len_b": ' + "9" * 400 + "}", "max_len_b has the wrong type"),
-    ('{"print_alignment": true}', "print_alignment is not supported during validation"),
-    ('{"score_reference": true}', "score_reference is not supported during validation"),
-])  # fmt: skip
-def test_impossible_settings_are_refused(text, words):
-    with pytest.raises(UsageError) as refused:
-        check(text)
-    text = str(refused.value)
-    assert text.startswith("--eval-bleu-args: ") and words in text and "\n" not in text
-
-
-@pytest.mark.parametrize("flags, words", [
-    ({"eval_bleu_detok": "nope"}, "--eval-bleu-detok: cannot build nope (KeyError: 'nope'); use one of moses"),
-    ({"eval_bleu_detok": "moses", "eval_bleu_detok_args": '{"tokenizer": "space"}'}, "--eval-bleu-detok: cannot build"),
-    ({"eval_bleu_remove_bpe": "zz"}, "--eval-bleu-remove-bpe: unknown kind of sub-words (zz)"),
-])  # fmt: skip
-def test_text_that_cannot_be_joined_is_refused(flags, words):
-    with pytest.raises(UsageError) as refused:
-        check("{}", **flags)
-    assert words in str(refused.value)
-
-
 def test_settings_of_no_evaluation_are_not_looked_at():
     check('{"beam": 0}', eval_bleu=False)
 

@@ -327,36 +327,10 @@ def test_files_that_are_no_such_models_are_refused(trained, build, tmp_path):
         assert "\n" not in str(refused.value)
 
 
-def parsed(*flags):
-    return parse("--arch", "transformer_prenorm_2l2l_tiny", "--optimizer", "adam", *map(str, flags))
-
-
-@pytest.mark.parametrize(
-    "flags", [("--restore-file", "a.pt"), ("--finetune-from-model", "a.pt"), ("--encoder-embed-path", "a.txt")]
-)
-def test_one_source_of_weights_is_enough(flags, tmp_path):
-    (tmp_path / "old.pt").write_text("")
-    with pytest.raises(UsageError, match=f"--init-from and {flags[0]} both set weights: omit one of them"):
-        parsed("--init-from", tmp_path / "old.pt", "--save-dir", tmp_path, *flags)
-
-
-@pytest.mark.parametrize("flags, problem", [
-    (["--stack-restart-updates", "8"], "--stack-restart-updates requires --init-from: add it, or omit this flag"),
-    (["--init-from-order", "block"], "--init-from-order requires --init-from: add it, or omit this flag"),
-    (["--init-from", "{old}", "--stack-restart-updates", "-1"],
-     "--stack-restart-updates -1 must be 0 or more: raise it to 0"),
-    (["--init-from", "{old}", "--stack-restart-updates", "9", "--max-update", "9"],
-     "--stack-restart-updates 9 must be 0 or more, and less than --max-update 9: lower it"),
-])  # fmt: skip
-def test_a_restart_that_does_not_fit_is_refused(flags, problem, tmp_path):
-    old = tmp_path / "old.pt"
-    old.write_text("")
-    with pytest.raises(UsageError) as refused:
-        parsed("--save-dir", tmp_path, *(flag.format(old=old) for flag in flags))
-    assert str(refused.value) == problem
-
-
 def test_the_file_is_wanted_at_the_first_start_only(tmp_path):
+    def parsed(*flags):
+        return parse("--arch", "transformer_prenorm_2l2l_tiny", "--optimizer", "adam", *map(str, flags))
+
     save = tmp_path / "save"
     with pytest.raises(UsageError, match=f"--init-from {tmp_path}/old.pt: no such file"):
         parsed("--init-from", tmp_path / "old.pt", "--save-dir", save)

@@ -1,6 +1,5 @@
 """``--init-from`` from the command line: from a stock model to a deeper one that trains, goes on and translates."""
 
-import argparse
 import json
 import re
 import shutil
@@ -8,13 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.plugin.training import restart
 from tests.helpers.commands import PACKAGE, hypotheses, losses, run, train_command
-from tests.helpers.models import tiny_flags
 
 SHALLOW = ["--encoder-layers", "2", "--decoder-layers", "1", "--encoder-normalize-before", "--decoder-normalize-before"]
 DEEP = ["--encoder-layers", "3", "--decoder-layers", "2", "--share-all-embeddings"]
@@ -50,27 +46,6 @@ def test_a_deeper_model_starts_goes_on_and_translates_without_the_file(data, tmp
     assert list(losses(done)) == [2] and "encoder layers" not in text
     words = [data, "--user-dir", PACKAGE, "--path", save / "checkpoint_last.pt", "--cpu", "--max-len-b", "9"]
     assert len(hypotheses(run("fairseq-generate", *words))) == 30
-
-
-def test_hydra_takes_it_out_of_the_flags_too(data, tmp_path):
-    dictionary = Dictionary.load(str(data / "dict.src.txt"))
-    flags = {**tiny_flags("transformer_prenorm_2l2l_tiny"), "encoder_layers": 1, "decoder_layers": 1}
-    model = build_architecture("transformer_prenorm_2l2l_tiny", dictionary, **flags)
-    args = argparse.Namespace(arch="transformer_prenorm_2l2l_tiny", **flags)
-    torch.save({"args": args, "model": model.state_dict()}, tmp_path / "old.pt")
-    flags.update(_name=args.arch, encoder_layers=2, init_from=tmp_path / "old.pt", stack_restart_updates=3)
-    words = ", ".join(f"{name}: {value}" for name, value in flags.items())
-    done = run("fairseq-hydra-train", "task=translation", f"task.data={data}", "task.source_lang=src",
-               "task.target_lang=tgt", "criterion=cross_entropy", "optimizer=adam", "lr_scheduler=fixed",
-               "optimization.lr=[0.001]", "optimization.max_update=4", "dataset.max_tokens=200", "common.cpu=true",
-               "dataset.disable_validation=true", f"common.user_dir={PACKAGE}", f"checkpoint.save_dir={tmp_path}",
-               f"hydra.run.dir={tmp_path}/run", "checkpoint.no_epoch_checkpoints=true",
-               "+model={" + words + "}")  # fmt: skip
-    assert "encoder layers 1 twice, decoder layers 1; " in done.stdout + done.stderr
-    assert "training starts at update 3, lr 0.001" in done.stdout + done.stderr
-    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
-    assert state["cfg"]["model"]["init_from"] is None
-    assert state["optimizer_history"][-1]["num_updates"] == 4
 
 
 def test_a_schedule_that_has_ended_is_rejected(monkeypatch):

@@ -157,25 +157,6 @@ def parsed(*flags):
 
 
 @pytest.mark.parametrize(
-    "flags, words",
-    [
-        (["--ddp-backend", "fully_sharded"], "use --ddp-backend pytorch_ddp"),
-        (["--fp16", "--bf16"], "--fp16 and --bf16 exclude each other"),
-        (["--fp16", "--amp"], "--fp16 and --amp exclude each other"),
-        (["--memory-efficient-bf16", "--amp"], "--bf16 and --amp exclude each other"),
-        (["--fp16", "--cpu"], "use --bf16"),
-        (["--fp16"], "use --bf16"),
-    ],
-)
-@pytest.mark.parametrize("arch", [TINY, "deep_transformer"])
-def test_what_cannot_be_is_refused_before_anything_is_built(flags, words, arch):
-    if flags == ["--fp16"] and torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    with pytest.raises(UsageError, match=words):
-        parsed(*flags, "--arch", arch)
-
-
-@pytest.mark.parametrize(
     "flags",
     [
         ["--fp16", "--memory-efficient-fp16", "--cpu"],

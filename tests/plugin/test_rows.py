@@ -70,27 +70,6 @@ def test_options_of_methods_that_are_replaced_are_left_out(row, flags, left_out,
     assert {flag: getattr(args, flag, None) for flag in kept} == kept
 
 
-@pytest.mark.parametrize(
-    "row, flags, words",
-    [
-        ("deepnet_18l18l", {"decoder_attn": "merged"}, "--deep-init deepnet requires three sub-layers"),
-        ("deepnet_18l18l", {"decoder_attn": "merged", "layer_agg": "dlcl"}, "--deep-init deepnet requires three"),
-        ("ds_matt_6l", {"deep_init": "deepnet"}, "--decoder-attn merged has two"),
-        ("sdu_6l", {"layer_agg": "lstm"}, "use --residual plain"),
-        ("msc_18l18l", {"layer_agg": "dlcl"}, "use --decoder-memory last"),
-        ("dense_20l", {"layer_agg": "msc"}, "add --decoder-memory msc"),
-        ("peri_18l18l", {"deep_init": "tfixup"}, "use --residual plain"),
-    ],
-    ids=str,
-)
-def test_all_other_clashes_are_told(row, flags, words, dictionary):
-    from fairseq_deep.plugin.architectures import build_architecture
-
-    with pytest.raises(UsageError) as error:
-        build_architecture(f"transformer_{row}", dictionary, **flags)
-    assert words in str(error.value) and "\n" not in str(error.value)
-
-
 def refusal(args, **more):
     """What is told of *args* with *more*, or None."""
     flags = argparse.Namespace(**{**vars(args), **more})

@@ -13,7 +13,6 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.training.schedule import CooldownConfig, InverseSqrtCooldown
 from fairseq_deep.recipes.compare.systems import System, check
 from tests.helpers.commands import run, train_command
-from tests.helpers.flags import parse
 
 COOLDOWN = ["--lr-scheduler", "inverse_sqrt_cooldown"]
 
@@ -78,35 +77,9 @@ def test_a_training_that_was_interrupted_has_the_same_rates(data, tmp_path):
         assert rest == {n: rate for n, rate in whole.items() if n > update}
 
 
-REFUSED = {
-    "no end": ([], r"requires --max-update: the rate is zero there"),
-    "too long": (["--max-update", "100", "--cooldown-updates", "97"], r"--warmup-updates 4 and --cooldown-updates 97 "
-                 "are more than --max-update 100: lower one of them"),
-    "no cooldown": (["--max-update", "100", "--cooldown-updates", "0"], "--cooldown-updates must be at least 1, not 0"),
-    "default": (["--max-update", "2"], r"--warmup-updates 4 and --cooldown-updates 1 are more than --max-update 2"),
-    "no warm-up": (["--max-update", "100", "--warmup-updates", "0"], "--warmup-updates 0 must be at least 1"),
-    "before 0": (["--max-update", "100", "--warmup-updates", "-1", "--lr-before-cooldown", "constant"],
-                 "--warmup-updates -1 must be at least 0"),
-}  # fmt: skip
-FLAGS = ["--optimizer", "adam", *COOLDOWN, "--warmup-updates", "4"]
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_one_line(case):
-    flags, problem = REFUSED[case]
-    with pytest.raises(UsageError, match=problem):
-        parse("--arch", "transformer_prenorm_2l2l_tiny", *FLAGS, *flags)
-
-
 def test_one_rate_only():
     with pytest.raises(UsageError, match="--lr with one rate per epoch is not supported"):
         scheduler(lr=[0.1, 0.2])
-
-
-def test_a_missing_end_is_one_line_of_the_command(data, tmp_path):
-    done = run(*train_command(data, tmp_path, *COOLDOWN), check=False)
-    line = f"fairseq_deep: --lr-scheduler {COOLDOWN[1]} requires --max-update: the rate is zero there"
-    assert done.returncode == 1 and done.stderr.strip().splitlines()[-1] == line
 
 
 def test_a_system_of_a_comparison_may_have_its_own_schedule():

@@ -8,11 +8,10 @@ from fairseq import utils
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import IndexedRawTextDataset
 from fairseq.safe_text import TextError
-from fairseq_cli import interactive, preprocess, score
-from fairseq_cli.train import cli_main as train
+from fairseq_cli import interactive, score
 
 from fairseq_deep.runtime.dictionary import Dictionary as OwnDictionary
-from tests.helpers.commands import run, train_command
+from tests.helpers.commands import run
 
 ODD = "\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\u00a0\u3000"
 FORMS = ("{0} {1} b", "{1} {0} b", "{1}{0}b", "{1} b {0}", "{0}{1} b{0}{0}", "{1} b\r")
@@ -62,48 +61,6 @@ def test_tables_of_words(tmp_path):
     assert utils.load_align_dict(str(tmp_path / "words")) == {"a": "b", "c": "d"}
     (tmp_path / "vectors").write_bytes("2 1\nb\r 0.5\na\u2028 1.5\r\n".encode())
     assert list(utils.parse_embedding(str(tmp_path / "vectors"))) == ["b\r", "a\u2028"]
-
-
-@pytest.fixture
-def unequal(tmp_path):
-    for name, count in (("train.src", 3), ("train.tgt", 3), ("valid.src", 3), ("valid.tgt", 2), ("train.align", 4)):
-        (tmp_path / name).write_text("0-0\n" * count)
-    return tmp_path
-
-
-@pytest.mark.parametrize("flags, said", [
-    (["--validpref", "valid"], "valid.src and valid.tgt: the numbers of sentences must be equal (3 and 2)"),
-    (["--testpref", "train,valid", "--dataset-impl", "raw"], "valid.src and valid.tgt: the numbers of"),
-    (["--trainpref", "train", "--align-suffix", "align"], "(3 and 3 and 4)"),
-    (["--trainpref", "train", "--alignfile", "train.align"], "(3 and 3 and 4)"),
-    (["--trainpref", "test"], "test.src: cannot be read (No such file or directory); correct the path"),
-    (["--trainpref", "latin"], "latin.src, line 2: not UTF-8; convert the file with iconv"),
-])  # fmt: skip
-def test_preprocess_reads_all_text_before_it_writes(unequal, monkeypatch, flags, said):
-    monkeypatch.chdir(unequal)
-    (unequal / "latin.src").write_bytes(b"a\n\xe4\n")
-    monkeypatch.setattr(sys, "argv", ["fairseq-preprocess", "-s", "src", "-t", "tgt", *flags])
-    with pytest.raises(SystemExit, match=r"^[^\n]*$") as ended:
-        preprocess.cli_main()
-    assert said in ended.value.code and not (unequal / "data-bin").exists()
-
-
-def binarise_unequal(folder, monkeypatch):
-    """Binarise both sides of the unequal set on their own, as one pair."""
-    monkeypatch.chdir(folder)
-    for first, second in (("src", "tgt"), ("tgt", "src")):
-        flags = ["-s", first, "-t", second, "--only-source", "--trainpref", "valid", "--validpref", "valid"]
-        run("fairseq-preprocess", *flags, "--destdir", folder / "bin", cwd=folder)
-    for path in (folder / "bin").glob("*.tgt-src.tgt.*"):
-        path.rename(str(path).replace("tgt-src", "src-tgt"))
-    return folder / "bin"
-
-
-def test_training_refuses_unequal_sides(unequal, monkeypatch):
-    data = binarise_unequal(unequal, monkeypatch)
-    monkeypatch.setattr(sys, "argv", list(map(str, train_command(data, unequal / "run", shares=False))))
-    with pytest.raises(SystemExit, match="src and .*src-tgt.tgt: the numbers of sentences must be equal .3 and 2.*LF"):
-        train()
 
 
 @pytest.mark.parametrize("kind", [[], ["--sacrebleu"], ["--sentence-bleu"]])

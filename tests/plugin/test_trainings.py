@@ -3,6 +3,8 @@
 One row for each combination of features, all of which have to hold for the row to pass.
 """
 
+import re
+
 import pytest
 import torch
 
@@ -43,7 +45,10 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(case, small, tmp_p
 
     def train(folder, updates, *more):
         flags_of_all = ["--max-update", updates, "--no-epoch-checkpoints", "--disable-validation", *flags, *more]
-        return losses(run(*train_command(small, tmp_path / folder, *flags_of_all, arch=arch)))
+        done = run(*train_command(small, tmp_path / folder, *flags_of_all, arch=arch))
+        divergences = re.findall(r'"rdrop_kl": "([\d.]+)"', done.stdout + done.stderr)
+        assert bool(divergences) == ("r-drop" in case) and all(float(value) > 0 for value in divergences)
+        return losses(done)
 
     whole, start, rest = train("whole", 6), train("parts", 3, *first), train("parts", 6, *second)
     assert set(start) == {1, 2, 3} and set(rest) == {4, 5, 6} and set(whole) == {1, 2, 3, 4, 5, 6}

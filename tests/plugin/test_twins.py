@@ -54,13 +54,6 @@ def test_a_twin_has_our_flags_and_the_stock_architecture_names_it(twin, stock):
             "model with our flags"  # fmt: skip
 
 
-@pytest.mark.parametrize("arch", ["bart_base", "roberta_base", "transformer_lm", "multilingual_transformer", "fconv"])
-def test_an_architecture_without_a_twin_names_none(arch):
-    with pytest.raises(UsageError) as error:
-        parse("--arch", arch, "--layer-agg", "dlcl", "--encoder-layers-to-keep=1")
-    assert str(error.value) == "--layer-agg requires an architecture of this package: use one of 'fairseq-deep archs'"
-
-
 def test_a_twin_does_not_resume_with_the_stock_optimizer(small, tmp_path):
     def train(arch, *more):
         return run(*train_command(small, tmp_path, "--max-update", *more, arch=arch), check=False)

@@ -104,21 +104,6 @@ def test_shards_are_a_partition(translate):
         translate("--num-shards", 3, "--shard-id", 3)
 
 
-@pytest.mark.parametrize("flags, said", [
-    (["--ema-decay", "0.9"], "--ema-decay requires --store-ema: add it"),
-    (["--ema-fp32"], "--ema-fp32 requires --store-ema: add it"),
-    (["--keep-interval-updates", "3"], "--keep-interval-updates requires --save-interval-updates: add it"),
-    (["--fp16-init-scale", "4", "--bf16"], "--fp16-init-scale requires --fp16: add it"),
-    (["--eval-bleu-args", '{"beam": 2}'], "--eval-bleu-args requires --eval-bleu: add it"),
-    (["--eval-bleu-print-samples", "--task", "deep_translation"], "--eval-bleu-print-samples requires --eval-bleu"),
-    (["--task", "online_backtranslation"], "--mono-langs is required; add it"),
-    (["--num-shards", "2"], "--num-shards is not supported by fairseq-train; omit it"),
-])  # fmt: skip
-def test_flags_without_effect_in_training_are_rejected(small, tmp_path, flags, said):
-    done = run(*train_command(small, tmp_path, *flags), check=False)
-    assert done.returncode == 1 and (done.stdout + done.stderr).splitlines()[-1].startswith(said)
-
-
 def test_shards_of_validation_are_a_partition(small, tmp_path):
     run(*train_command(small, tmp_path, "--max-update", "2"))
     usual = ("fairseq-validate", small, "--path", tmp_path / "checkpoint_last.pt", "--user-dir", PACKAGE, "--cpu",
