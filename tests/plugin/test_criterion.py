@@ -75,6 +75,7 @@ def computed(module, batch=None, model=None, reduce=True, scale=1.0, **options):
     batch = {**batch, "net_input": {**batch["net_input"], "features": features}}
     loss, size, logs = built(module, **options)(model, batch, reduce=reduce)
     (loss.sum() * scale).backward()
+    assert torch.equal(batch["target"], sample()["target"]), "it is the caller's"
     return loss.detach(), size, logs, [features.grad, model.output.weight.grad.clone(), model.output.bias.grad.clone()]
 
 

@@ -1,8 +1,11 @@
-"""``--init-from``: what a new model takes of a trained one, and what is refused."""
+"""``--init-from``: what a new model takes of a trained one, what is refused, and trainings that begin with it."""
 
 import argparse
+import json
 import logging
 import re
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,29 +15,20 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.residuals.layerscale import LayerScale
 from fairseq_deep.plugin.models.dictionaries import sums
 from fairseq_deep.plugin.models.init_from import ORDERS, repeated_layers, take_path
+from fairseq_deep.plugin.training import restart
+from tests.helpers.commands import PACKAGE, hypotheses, losses, run, train_command
 from tests.helpers.flags import parse
 from tests.helpers.models import fairseq_transformer, make_batch, make_dictionary, task_of, tiny_flags
 
 
-@pytest.mark.parametrize(
-    "old, new, layers",
-    [
-        (6, 6, [0, 1, 2, 3, 4, 5]),
-        (6, 8, [0, 1, 2, 3, 4, 5, 4, 5]),
-        (6, 12, [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]),
-        (3, 8, [0, 1, 2, 0, 1, 2, 1, 2]),
-        (1, 3, [0, 0, 0]),
-    ],
-)
-def test_whole_stacks_are_repeated_and_then_the_top(old, new, layers):
-    assert repeated_layers(old, new) == layers
-
-
-@pytest.mark.parametrize("old, new, layers", [
-    (3, 6, [0, 0, 1, 1, 2, 2]), (3, 3, [0, 1, 2]), (6, 8, [0, 0, 1, 2, 3, 3, 4, 5]), (2, 5, [0, 0, 0, 1, 1]),
+@pytest.mark.parametrize("order, old, new, layers", [
+    ("block", 6, 6, [0, 1, 2, 3, 4, 5]), ("block", 6, 8, [0, 1, 2, 3, 4, 5, 4, 5]),
+    ("block", 6, 12, [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]), ("block", 3, 8, [0, 1, 2, 0, 1, 2, 1, 2]),
+    ("block", 1, 3, [0, 0, 0]), ("interleave", 3, 6, [0, 0, 1, 1, 2, 2]), ("interleave", 3, 3, [0, 1, 2]),
+    ("interleave", 6, 8, [0, 0, 1, 2, 3, 3, 4, 5]), ("interleave", 2, 5, [0, 0, 0, 1, 1]),
 ])  # fmt: skip
-def test_layers_are_interleaved(old, new, layers):
-    assert repeated_layers(old, new, "interleave") == layers
+def test_whole_stacks_are_repeated_and_then_the_top_or_layers_are_interleaved(order, old, new, layers):
+    assert repeated_layers(old, new, order) == layers
 
 
 @pytest.fixture
@@ -183,32 +177,25 @@ def test_a_model_of_ours_goes_on_with_all_that_it_has(name, trained, build, dict
     assert last[0] and all(torch.equal(a, b) for a, b in zip(last[0].values(), last[1].values()))
 
 
+BEGINS = "its encoder has post-norm, the new one pre-norm: use an architecture transformer_"
+# the old model, its flags, flags of the new model, the message
 REFUSED = {
     "width": ("prenorm_6l", {"encoder_embed_dim": 32, "decoder_embed_dim": 32}, {},
               "it has --encoder-embed-dim 32, the new model 16: use --encoder-embed-dim 32"),
-    "heads": ("prenorm_6l", {"decoder_attention_heads": 4}, {},
-              "it has --decoder-attention-heads 4, the new model 2: use --decoder-attention-heads 4"),
-    "feed-forward": ("prenorm_6l", {"encoder_ffn_embed_dim": 48}, {},
-                     "it has --encoder-ffn-embed-dim 48, the new model 32: use --encoder-ffn-embed-dim 48"),
     "scale": ("prenorm_6l", {"no_scale_embedding": True}, {},
               "its encoder scales embeddings differently: add --no-scale-embedding"),
     "no positions": ("prenorm_6l", {"no_token_positional_embeddings": True}, {},
                      "its encoder has none positions, the new one sinusoidal: use the flags"),
-    "activation": ("prenorm_6l", {"activation_fn": "gelu"}, {},
-                   "it has --activation-fn gelu, the new model relu: use --activation-fn gelu"),
-    "norm": ("postnorm_6l", {}, {}, "its encoder has post-norm, the new one pre-norm: use an architecture "
-             "transformer_postnorm_*, such as --arch transformer_postnorm_12l"),
-    "depth": ("postnorm_6l", {}, {"encoder_layers": 20}, "its encoder has post-norm, the new one pre-norm: use an "
-              "architecture transformer_postnorm_*, such as --arch transformer_postnorm_20l"),
-    "post-norm DLCL": ("postnorm_6l", {}, {"arch": "dlcl_6l"}, "its encoder has post-norm, the new one pre-norm: use "
-                       "an architecture transformer_dlcl_postnorm_*, such as --arch transformer_dlcl_postnorm_12l"),
-    "pre-norm DLCL": ("prenorm_6l", {}, {"arch": "dlcl_postnorm_6l", "encoder_layers": 6},
-                      "its encoder has pre-norm, the new one post-norm: use an architecture transformer_dlcl_*, such "
-                      "as --arch transformer_dlcl_6l"),
+    "feed-forward": ("prenorm_6l", {"decoder_ffn_embed_dim": 48}, {}, "it has --decoder-ffn-embed-dim 48, the new mod"),
+    "norm": ("postnorm_6l", {}, {}, BEGINS + "postnorm_*, such as --arch transformer_postnorm_12l"),
+    "depth": ("postnorm_6l", {}, {"encoder_layers": 20},
+              BEGINS + "postnorm_*, such as --arch transformer_postnorm_20l"),
+    "DLCL": ("postnorm_6l", {}, {"arch": "dlcl_6l"},
+             BEGINS + "dlcl_postnorm_*, such as --arch transformer_dlcl_postnorm_12l"),
     "pre-norm decoder": ("postnorm_6l", {"decoder_normalize_before": True}, {"arch": "postnorm_6l"},
                          "its decoder has pre-norm, the new one post-norm: add --decoder-normalize-before"),
-    "post-norm decoder": ("postnorm_6l", {"encoder_normalize_before": True}, {}, "its decoder has post-norm, the new "
-                          "one pre-norm: use an architecture transformer_postnorm_*, such as --arch "
+    "post-norm decoder": ("postnorm_6l", {"encoder_normalize_before": True}, {},
+                          BEGINS.replace("encoder", "decoder") + "postnorm_*, such as --arch "
                           "transformer_postnorm_12l --encoder-normalize-before"),
     "no norms": ("postnorm_6l", {"deep_init": "rezero"}, {}, "its encoder has no norms, the new one pre-norm: use the"),
     "shallower": ("prenorm_6l", {"encoder_layers": 3}, {},
@@ -222,7 +209,6 @@ REFUSED = {
                 "--admin-start profile requires an untrained model: use another --admin-start"),
     "Mix-LN": ("prenorm_6l", {"residual": "mix-ln"}, {"encoder_layers": 4, "residual": "mix-ln"}, "layer 1 of its "
                "encoder has post-norm, its copy in layer 3 pre-norm: use the same --residual, and for Mix-LN "),
-    "plain to Mix-LN": ("prenorm_6l", {}, {"residual": "mix-ln"}, "layer 1 of its encoder has pre-norm, its copy in"),
     "gates": ("prenorm_6l", {"ffn": "swiglu"}, {"ffn": "geglu"}, "it has --ffn swiglu, the new model geglu: use"),
     "query": ("lstm_6l", {"lstm_attn_residual": False}, {"arch": "lstm_6l", "lstm_attn_residual": True},
               "its decoder has another query of the cross-attention: add --lstm-no-attn-residual"),
@@ -304,24 +290,20 @@ def test_other_words_are_refused_where_the_dictionaries_are_known(known, trained
     start(other, allow_other_dictionary=True)
 
 
-def test_another_size_of_the_vocabulary_is_refused(trained, build):
-    _, path = trained("prenorm_6l", **STOCK)
-    state = torch.load(path, weights_only=False)
-    weights = {name: value[:-1] if "embed_tokens" in name else value for name, value in state["model"].items()}
-    torch.save({**state, "model": weights}, path)
-    with pytest.raises(UsageError, match=r"its vocabulary has 39 entries \(source\), the data's 40: binarise"):
-        build("transformer_prenorm_6l", init_from=str(path), **STOCK)
-
-
 def test_files_that_are_no_such_models_are_refused(trained, build, tmp_path):
     _, path = trained("prenorm_6l", **STOCK)
     state = torch.load(path, weights_only=False)
-    state["args"].arch = "fconv"
-    torch.save(state, tmp_path / "other.pt")
+    smaller = {name: value[:-1] if "embed_tokens" in name else value for name, value in state["model"].items()}
+    other = argparse.Namespace(**{**vars(state["args"]), "arch": "fconv"})
     (tmp_path / "text.pt").write_text("no checkpoint")
-    torch.save({"best": 1}, tmp_path / "nothing.pt")
-    problems = {"other": "unsupported architecture fconv; use", "text": "cannot load it ", "nothing": "not a fairseq"}
-    for name, problem in problems.items():
+    for name, content, problem in (
+        ("other", {**state, "args": other}, "unsupported architecture fconv; use"),
+        ("text", None, "cannot load it "),
+        ("nothing", {"best": 1}, "not a fairseq"),
+        ("smaller", {**state, "model": smaller}, r"its vocabulary has 39 entries \(source\), the data's 40: binarise"),
+    ):
+        if content:
+            torch.save(content, tmp_path / f"{name}.pt")
         with pytest.raises(UsageError, match=f"--init-from {tmp_path}/{name}.pt: {problem}") as refused:
             build("transformer_prenorm_6l", init_from=str(tmp_path / f"{name}.pt"), **STOCK)
         assert "\n" not in str(refused.value)
@@ -351,3 +333,72 @@ def test_the_path_is_taken_out_of_the_flags(config):
     if config:
         OmegaConf.set_struct(flags, True)
     assert take_path(flags) == "old.pt" and flags.init_from is None and take_path(flags) is None
+
+
+SHALLOW = ["--encoder-layers", "2", "--decoder-layers", "1", "--encoder-normalize-before", "--decoder-normalize-before"]
+DEEP = ["--encoder-layers", "3", "--decoder-layers", "2", "--share-all-embeddings"]
+SHORT = ["--disable-validation", "--no-epoch-checkpoints"]
+
+
+@pytest.fixture(scope="module")
+def stock(data, tmp_path_factory):
+    """A checkpoint of fairseq's own model."""
+    folder = tmp_path_factory.mktemp("stock")
+    run(*train_command(data, folder, *SHALLOW, *SHORT, "--max-update", "3", arch="transformer"))
+    return folder / "checkpoint_last.pt"
+
+
+def test_a_deeper_model_starts_goes_on_and_translates_without_the_file(data, stock, tmp_path):
+    old, save = tmp_path / "stock.pt", tmp_path / "save"
+    shutil.copy(stock, old)
+    for path in data.glob("dict.*.txt"):
+        shutil.copy(path, tmp_path)
+
+    def train(updates, *flags, **options):
+        flags = [*DEEP, *SHORT, "--init-from", old, "--max-update", updates, *flags]
+        return run(*train_command(data, save, *flags, arch="transformer_prenorm_6l"), **options)
+
+    two = ["--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo", "--max-tokens", "200", "--lr", "0"]
+    done = train(1, *two, processes=2)
+    text = done.stdout + done.stderr
+    assert text.count(f"--init-from {old} (transformer): encoder layers 1, 2 twice, decoder layers 1 twice; ") == 1
+    assert "own initialisation: none; not copied: none\n" in text  # the dictionaries were there to compare
+    state, first = (torch.load(path, weights_only=False) for path in (save / "checkpoint_last.pt", old))
+    assert state["cfg"]["model"].init_from is None and str(old) not in str(state["cfg"])
+    for name in ("self_attn.q_proj.weight", "fc2.bias"):
+        ours, theirs = state["model"][f"encoder.layers.2.{name}"], first["model"][f"encoder.layers.1.{name}"]
+        assert torch.equal(ours, theirs)  # a learning rate of 0 leaves what was taken
+
+    old.unlink()
+    done = train(2)
+    text = done.stdout + done.stderr
+    assert f"training resumes from {save}/checkpoint_last.pt: --init-from is not used" in text
+    assert list(losses(done)) == [2] and "encoder layers" not in text
+    words = [data, "--user-dir", PACKAGE, "--path", save / "checkpoint_last.pt", "--cpu", "--max-len-b", "9"]
+    assert len(hypotheses(run("fairseq-generate", *words))) == 30
+
+
+def test_a_schedule_that_has_ended_is_rejected(monkeypatch):
+    monkeypatch.setattr(restart, "_stock", lambda *_: None)
+    flags = SimpleNamespace(model=SimpleNamespace(stack_restart_updates=10))
+    trainer = SimpleNamespace(cfg=flags, get_num_updates=lambda: 0, set_num_updates=print, get_lr=lambda: 0.0)
+    with pytest.raises(UsageError, match="--stack-restart-updates 10: the schedule's learning rate is 0 there; lower"):
+        restart.load_checkpoint(trainer, "checkpoint_last.pt")
+
+
+def test_a_deeper_model_may_start_at_the_peak_of_the_schedule(data, stock, tmp_path):
+
+    def train(folder, updates):
+        flags = [*DEEP, *SHORT, "--max-update", updates, "--init-from", stock,
+                 "--init-from-order", "interleave", "--stack-restart-updates", "4"]  # fmt: skip
+        done = run(*train_command(data, tmp_path / folder, *flags, arch="transformer_prenorm_6l"))
+        found = re.findall(r"train_inner \| (\{.*\})", done.stdout + done.stderr)
+        rates = {int(entry["num_updates"]): float(entry["lr"]) for entry in map(json.loads, found)}
+        return done.stdout + done.stderr, rates, losses(done)
+
+    text, whole, trained = train("whole", 8)
+    assert "--stack-restart-updates: training starts at update 4, lr 0.002" in text  # the peak, warm-up is 4
+    assert whole == pytest.approx({n: 2e-3 * (4 / n) ** 0.5 for n in (5, 6, 7, 8)}, rel=1e-3)
+    start, rest = train("parts", 6), train("parts", 8)
+    assert {**start[1], **rest[1]} == whole and {**start[2], **rest[2]} == trained and list(rest[1]) == [7, 8]
+    assert "begins at" not in rest[0]

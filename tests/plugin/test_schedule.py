@@ -37,6 +37,8 @@ def test_rates_by_hand(before, rates):
 
 
 def test_defaults_and_other_starts():
+    with pytest.raises(UsageError, match="--lr with one rate per epoch is not supported"):
+        scheduler(lr=[0.1, 0.2])
     schedule = scheduler(cooldown_updates=None, max_update=100, warmup_init_lr=0.1)
     assert schedule.cooldown == 20 and schedule.rate(0) == 0.1 and schedule.rate(2) == pytest.approx(0.45)
     assert schedule.rate(90) == pytest.approx(schedule.rate(80) / 2) == pytest.approx(0.8 * sqrt(4 / 80) / 2)
@@ -75,11 +77,6 @@ def test_a_training_that_was_interrupted_has_the_same_rates(data, tmp_path):
         (folder / "checkpoint_last.pt").symlink_to(next((tmp_path / "whole").glob(f"checkpoint_*_{update}.pt")))
         rest = logged_rates(run(*train_command(data, folder, *flags, "--no-save")))
         assert rest == {n: rate for n, rate in whole.items() if n > update}
-
-
-def test_one_rate_only():
-    with pytest.raises(UsageError, match="--lr with one rate per epoch is not supported"):
-        scheduler(lr=[0.1, 0.2])
 
 
 def test_a_system_of_a_comparison_may_have_its_own_schedule():

@@ -4,7 +4,12 @@ import argparse
 
 import pytest
 import torch
+from fairseq import utils
 
+from fairseq_deep.plugin.architectures import ARCHITECTURES
+from tests.helpers.flags import parse
+from tests.helpers.layers import DUPLICATES
+from tests.helpers.methods import structure
 from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
 
 
@@ -79,14 +84,6 @@ def test_full_context_alignment_sees_later_words(twins, dictionary):
     assert not torch.allclose(outputs[1][words], model(source, lengths, target)[0][words])
 
 
-def test_our_encoder_layers_carry_no_dead_weights(build):
-    state = build("transformer_prenorm_6l").state_dict()
-    keys = {key.split(".layers.0.")[1] for key in state if "encoder.layers.0." in key}
-    modules = ["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj", "self_attn.out_proj", "self_attn_layer_norm"]
-    modules += ["fc1", "fc2", "final_layer_norm"]
-    assert keys == {f"{module}.{part}" for module in modules for part in ("weight", "bias")}
-
-
 @pytest.mark.parametrize("shared", ["share_decoder_input_output_embed", "share_all_embeddings"])
 def test_an_adaptive_softmax_with_shared_embeddings_loads_again(twins, shared):
     """fairseq adds an output projection to every checkpoint of shared embeddings, also where the model has none."""
@@ -114,3 +111,42 @@ def test_pruning_one_side_keeps_the_other(twins, build, side, kept):
             assert torch.equal(getattr(small, side).layers[new].get_parameter(name), value)
     for name, value in getattr(model, other).named_parameters():
         assert torch.equal(getattr(small, other).get_parameter(name), value)
+
+
+STARTS = [row for row in ARCHITECTURES.values() if row.name.startswith(("transformer_lipschitz_", "transformer_ds_"))]
+PLAIN = {structure(row): row.name for row in STARTS if "_matt_" not in row.name}.values()
+PAIRS = [*((name, {}) for name in PLAIN), *((f"transformer_{norm}_2l2l_tiny", {"deep_init": init})
+         for norm in ("prenorm", "postnorm") for init in ("fairseq", "xavier", "depth-scaled"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, flags", PAIRS, ids=str)
+def test_what_differs_in_its_start_alone_loads_into_fairseqs_transformer(name, flags, build, dictionary, monkeypatch):
+    """Strictly; then scores and all gradients are the same, up to what an attention in fp32 rounds."""
+    monkeypatch.setattr(utils, "softmax", lambda x, dim, onnx_trace=False: torch.softmax(x, dim))  # not in fp32
+    row, model = ARCHITECTURES[name], build(name, **flags).double().train()
+    depths = {"encoder_layers": row.encoder_layers, "decoder_layers": row.decoder_layers}
+    depths["layernorm_embedding"] = name.startswith("transformer_lipschitz_postnorm_")
+    stock = fairseq_transformer(dictionary, f"{row.norm}norm", **tiny_flags(name), **depths).double().train()
+    stock.load_state_dict(model.state_dict(), strict=True)
+    batch = make_batch(dictionary)
+    words = batch[2].ne(dictionary.pad())
+    scores = [each(*batch)[0][words] for each in (model, stock)]
+    torch.testing.assert_close(*scores, rtol=1e-5, atol=1e-6)
+    for each in scores:
+        each.square().sum().backward()
+    ours, theirs = ({key: weight.grad for key, weight in each.named_parameters()} for each in (model, stock))
+    # fairseq 0.12.2 has unused copies in its encoder layers
+    assert {key for key in theirs if key.rsplit(".", 1)[-1] not in DUPLICATES} == ours.keys() and len(ours) > 50
+    total = torch.stack([theirs[key].norm() for key in ours]).norm()
+    for key, gradient in ours.items():
+        near = 1e-4 * theirs[key].norm() + 1e-8 * total  # that of a key bias is rounding only
+        assert (gradient - theirs[key]).norm() < near, key
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_of_fairseqs_own_flags_only_those_of_the_row_differ(name):
+    """Depth, width, norms and dropout; whatever else fairseq's transformer has is at its default."""
+    ours, theirs = (vars(parse("--arch", arch)) for arch in (name, "transformer"))
+    different = {flag for flag in theirs if ours[flag] != theirs[flag]} - {"arch"}
+    assert different <= {"dropout", "attention_dropout", "activation_dropout", "encoder_layers", "decoder_layers",
+                         "encoder_normalize_before", "decoder_normalize_before", "layernorm_embedding"}  # fmt: skip
