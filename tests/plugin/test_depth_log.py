@@ -60,7 +60,7 @@ def gradients(checkpoint, batches):
     return {name: parameter.grad.double() / words for name, parameter in model.named_parameters()}
 
 
-def expected_norms(grads, layers=2):
+def expected_norms(grads):
     """What the log should say of the gradients *grads*, from the names of the parameters alone."""
 
     def norm(*prefixes):
@@ -68,23 +68,13 @@ def expected_norms(grads, layers=2):
 
     found = {"gnorm": norm(""), "gnorm_embed": norm("encoder.embed_tokens.", "decoder.embed_tokens.")}
     for short, side in SIDES.items():
-        norms = [norm(f"{side}.layers.{index}.") for index in range(layers)]
+        norms = [norm(f"{side}.layers.{index}.") for index in range(2)]
         found.update({f"gnorm_{short}_{number}": value for number, value in enumerate(norms, 1)})
         found[f"ratio_{short}"] = norms[0] / norms[-1]
     return found
 
 
-def assert_norms(entry, expected):
-    """The gnorm of fairseq itself has 3 decimals."""
-    assert entry["gnorm"] == pytest.approx(expected["gnorm"], abs=6e-4)
-    wanted = {name: value for name, value in expected.items() if name != "gnorm"}
-    assert {name: value for name, value in depth(entry).items() if name.startswith(NORMS)} == pytest.approx(
-        wanted, **DIGITS
-    )
-
-
 CASES = {
-    "plain": (POST, ()),
     "clipped": (POST, ("--clip-norm", "0.05")),
     "dlcl": (DLCL, ("--update-freq", "2")),
     "lstm": (LSTM, ("--update-freq", "2", "--clip-norm", "0.1")),
@@ -108,7 +98,9 @@ def test_norms_are_those_of_the_gradients(logged):
     for update in (2, 3):
         batches = range((update - 1) * accumulated, update * accumulated)
         expected = expected_norms(gradients(folder / f"checkpoint_1_{update - 1}.pt", batches))
-        assert_norms(found[update], expected)
+        assert found[update]["gnorm"] == pytest.approx(expected.pop("gnorm"), abs=6e-4)  # fairseq's has 3 decimals
+        logged_norms = {name: value for name, value in depth(found[update]).items() if name.startswith(NORMS)}
+        assert logged_norms == pytest.approx(expected, **DIGITS) and min(expected.values()) > 0
         if "clip" in case or case == "lstm":
             assert found[update]["gnorm"] > 0.2, "clipping has something to do"
 
@@ -123,16 +115,6 @@ def test_streams_are_those_of_the_first_batch(logged):
         expected = {f"between_{short}": shares[side][-1] for short, side in SIDES.items()}
         assert {name: found[update][name] for name in expected} == pytest.approx(expected, rel=2e-3)
         assert 0.01 < min(expected.values())
-
-
-def test_norms_of_the_parts_make_up_that_of_the_whole(logged):
-    """A plain post-norm model is its layers and tables; others have aggregators and norms, too."""
-    case, _, found = logged
-    for entry in found.values():
-        parts = [value for name, value in entry.items() if re.match(r"gnorm_(enc|dec)_\d|gnorm_embed", name)]
-        assert len(parts) == 5 and 0.0 < min(parts)
-        rest = 1.0 - math.hypot(*parts) / entry["gnorm"]
-        assert abs(rest) < 1e-3 if CASES[case][0] == POST else 1e-3 < rest < 0.9
 
 
 def test_weights_of_the_aggregators_are_those_after_the_update(logged):
@@ -248,20 +230,9 @@ def test_two_processes_log_what_one_with_twice_the_accumulation_does(data, tmp_p
         assert depth(entry) == pytest.approx(depth(alone[update]), rel=2e-3, abs=2e-4)
 
 
-@pytest.mark.parametrize("flag", ["--memory-efficient-fp16", "--bf16"])
-def test_reduced_precision_logs_norms_of_the_same_size(data, tmp_path, whole, flag):
+def test_reduced_precision_logs_norms_of_the_same_size(data, tmp_path, whole):
     """Gradients of fp16 are those of a scaled loss."""
-    found = entries(train(data, tmp_path, *SHORT, flag, arch=DLCL))
+    found = entries(train(data, tmp_path, *SHORT, "--memory-efficient-fp16", arch=DLCL))
     assert set(found) == {1, 2, 3}
     for update, entry in found.items():
         assert depth(entry) == pytest.approx(depth(whole[update]), rel=0.05, abs=2e-3)
-
-
-def test_norms_that_vanish_are_shown(data, tmp_path):
-    """What the log is for: in a deep post-norm decoder the first layers' gradients are thousands of times smaller."""
-    deep = ("--encoder-layers", "24", "--decoder-layers", "24", "--deep-init", "xavier")
-    found = entries(train(data, tmp_path, *EVERY, *deep, "--max-update", "2", "--log-depth-interval", "1"))
-    expected = expected_norms(gradients(tmp_path / "checkpoint_1_1.pt", [1]), layers=24)
-    assert expected["gnorm_dec_1"] < 1e-3 * expected["gnorm_dec_24"]
-    for name in ("gnorm_dec_1", "gnorm_dec_2", "gnorm_enc_1", "ratio_dec"):
-        assert found[2][name] == pytest.approx(expected[name], rel=0.01), name

@@ -1,7 +1,7 @@
 """Files that are changed at random, in their own structure: every reader reads them, or refuses them in one line.
 
 Checkpoints by the instructions of their pickle and by their values, archives by their members, indices by their
-numbers, text by its bytes. FAIRSEQ_DEEP_FUZZ=20 makes 20 times as many.
+numbers, text by its bytes: a few, always the same, and many at night, 20 times as many with FAIRSEQ_DEEP_FUZZ=20.
 """
 
 import copy
@@ -19,14 +19,14 @@ import pytest
 import torch
 from fairseq import safe_files, safe_load
 from fairseq.data import Dictionary, indexed_dataset
-from hypothesis import assume, given
+from hypothesis import assume
 from hypothesis import strategies as st
 
 import fairseq_deep  # noqa: F401 (registers its task)
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.text import corpus
 from fairseq_deep.tools.main import main
-from tests.helpers.fuzz import examples
+from tests.helpers.fuzz import fuzzed
 from tests.helpers.hostile import archive, everything, member
 from tests.helpers.paths import STOCK
 from tests.helpers.recipes import LANGS
@@ -147,8 +147,7 @@ def tool(capsys, *words):
     return code
 
 
-@examples(400)
-@given(changes=changes())
+@fuzzed(20, 400, changes=changes())
 def test_instructions_of_a_checkpoint(parts, folder, capsys, changes):
     entries, key, instructions = parts
     path = folder / "changed.pt"
@@ -188,11 +187,12 @@ def state():
     return loaded, list(nodes(loaded))
 
 
-@pytest.mark.parametrize("words", [
+COMMANDS = [
     ("check",), ("average", "--output", "{folder}/mean.pt", "--inputs"), ("export", "--output", "{folder}/export.pt"),
-], ids=lambda words: words[0])  # fmt: skip
-@examples(100)
-@given(data=st.data())
+]  # fmt: skip
+
+
+@fuzzed(20, 300, words=st.sampled_from(COMMANDS), data=st.data())
 def test_values_of_a_checkpoint(state, folder, capsys, words, data):
     whole, paths = state
     odd = copy.deepcopy(whole)
@@ -220,8 +220,8 @@ names = st.one_of(st.sampled_from(["m", "m/a", "m/a/b", "../x", "/x", "m/../../x
 kinds = st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, b"V"])
 
 
-@examples(150)
-@given(st.lists(st.tuples(names, kinds, names), max_size=5), st.one_of(st.none(), st.floats(0, 1)), st.booleans())
+@fuzzed(20, 150, listed=st.lists(st.tuples(names, kinds, names), max_size=5),
+        cut=st.one_of(st.none(), st.floats(0, 1)), cached=st.booleans())  # fmt: skip
 def test_members_of_an_archive(listed, cut, cached):
     with tempfile.TemporaryDirectory() as outer:
         path = Path(outer, "a/b/model.tar")
@@ -288,8 +288,8 @@ def test_a_whole_index_is_read(indexed, reader):
     assert reader.stdout.readline() == "READ 3\n"
 
 
-@examples(100)
-@given(st.lists(st.tuples(st.integers(0, 61), numbers), min_size=1, max_size=3), st.integers(0, 61))
+@fuzzed(20, 100, changes=st.lists(st.tuples(st.integers(0, 61), numbers), min_size=1, max_size=3),
+        length=st.integers(0, 61))  # fmt: skip
 def test_numbers_of_an_index(indexed, reader, capsys, changes, length):
     prefix, whole = indexed
     content = bytearray(whole)
@@ -301,8 +301,10 @@ def test_numbers_of_an_index(indexed, reader, capsys, changes, length):
     assert reader.stdout.readline().startswith("READ ")
 
 
-@examples(100)
-@given(st.lists(st.one_of(st.text(max_size=12), st.sampled_from(["a 3", "b 2 #fairseq:overwrite", "a", "x 1e9"]))))
+LINES = ["a 3", "b 2 #fairseq:overwrite", "a", "x 1e9"]
+
+
+@fuzzed(20, 100, lines=st.lists(st.one_of(st.text(max_size=12), st.sampled_from(LINES))))
 def test_lines_of_a_dictionary(folder, lines):
     path = folder / "dict.txt"
     path.write_text("\n".join(lines), encoding="utf-8", errors="surrogateescape")
@@ -318,8 +320,8 @@ line = st.one_of(st.text(white, max_size=8).map(str.encode), st.text(white, max_
                  st.binary(max_size=3).map(lambda some: some.replace(b"\n", b"")))  # fmt: skip
 
 
-@examples(300)
-@given(st.lists(st.tuples(line, line), max_size=6), st.lists(line, max_size=1), st.booleans(), st.booleans())
+@fuzzed(30, 300, pairs=st.lists(st.tuples(line, line), max_size=6), more=st.lists(line, max_size=1),
+        mark=st.booleans(), end=st.booleans())  # fmt: skip
 def test_pairs_of_a_text(folder, pairs, more, mark, end):
     """Those that are copied are those of a reading that knows line feeds alone, in order; or it is one line."""
     sides = [[*(pair[side] for pair in pairs), *(more if side else [])] for side in range(2)]
