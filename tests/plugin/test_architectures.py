@@ -1,4 +1,4 @@
-"""What must hold for every architecture, at tiny width and full depth."""
+"""Named architectures: exact counts, the papers' presets, which flags override, gradients at full depth."""
 
 import pytest
 
@@ -10,7 +10,8 @@ from tests.helpers.invariances import every_parameter_gets_a_finite_gradient
 from tests.helpers.methods import structure
 from tests.helpers.models import full_size, size_of, task_of
 
-every_architecture = pytest.mark.parametrize("name", list_archs())
+DEEPEST_LAST = sorted(ARCHITECTURES.values(), key=lambda row: row.encoder_layers + row.decoder_layers)
+of_each_structure = pytest.mark.parametrize("name", {structure(row): row.name for row in DEEPEST_LAST}.values())
 
 # exact counts at the papers' vocabularies (34,040; 35,628 where the score is of X24): rows of the table of counts, and
 # for systems that no paper counts, the formulas of their pages
@@ -87,7 +88,7 @@ PARAMETERS = {
 }
 
 
-@every_architecture
+@pytest.mark.parametrize("name", list_archs())
 def test_parameter_count_is_the_papers(name):
     """And that of the table, which python -m tests.helpers.counts writes."""
     assert count_parameters(name) == stored_count(name) == PARAMETERS.get(name, stored_count(name))
@@ -117,10 +118,7 @@ def test_parameter_count_of_the_ablations(flags, expected):
     assert size_of(full_size("transformer_dlcl_30l", 34040, share_all_embeddings=True, **flags)) == expected
 
 
-DEPTHS = sorted(ARCHITECTURES.values(), key=lambda row: row.encoder_layers + row.decoder_layers)
-
-
-@pytest.mark.parametrize("name", {structure(row): row.name for row in DEPTHS}.values())
+@of_each_structure
 def test_every_parameter_of_the_deepest_model_of_a_structure_gets_a_finite_gradient(name, build, dictionary):
     every_parameter_gets_a_finite_gradient(lambda: build(name), dictionary)
 
@@ -186,7 +184,7 @@ def test_dlcl_flags_reach_both_stacks(flags, check, dictionary):
             assert bool(check(stack.aggregator)) is expected
 
 
-@every_architecture
+@of_each_structure
 def test_a_flag_beats_its_preset(name):
     chosen = {
         "encoder_layers": 3,
