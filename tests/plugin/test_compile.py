@@ -3,6 +3,7 @@
 import copy
 import functools
 import logging
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fairseq_deep.plugin.models import compiling, deep_transformer
+from tests.helpers.commands import EXACT, PACKAGE, losses, run, train_command
 from tests.helpers.models import make_batch
 
 if not hasattr(torch, "compile") or compiling.why_not(torch.device("cpu"), "eager") is not None:
@@ -105,6 +107,7 @@ def assert_compiled(model):
     "how, name, flags",
     [
         ("aot_eager", LSTM, RECOMPUTED),
+        ("aot_eager", PLAIN, {"encoder_layers": 1, "decoder_layers": 1, **RANDOM, **RECOMPUTED}),
         ("eager", PLAIN, {"encoder_layerdrop": 0.4}),
         ("eager", PLAIN, {"layer_agg": "residual-dual"}),
         ("eager", "transformer_hierarchical_6l", {}),
@@ -205,15 +208,6 @@ def test_names_and_copies_are_as_ever(make, batches):
     assert compiling.graphs() == before, "a copy is not compiled"
 
 
-def test_recomputation_draws_the_same_dropout(make, backend, batches):
-    """Compiled and recomputed, as it is with the same seed."""
-    backend("aot_eager")
-    plain, compiled = make(PLAIN, encoder_layers=1, decoder_layers=1, **RANDOM, **RECOMPUTED)
-    assert_same(train(compiled, batches[:1]), train(plain, batches[:1]), rtol=1e-5, atol=1e-7)
-    assert_compiled(compiled)
-    assert not torch.equal(compiled(*batches[0])[0], compiled(*batches[0])[0])
-
-
 @pytest.mark.parametrize("precision", ["half", "amp"])
 def test_lower_precision(make, backend, batches, precision):
     backend("aot_eager")
@@ -288,3 +282,39 @@ def test_without_a_compiler_training_goes_on(make, batches, monkeypatch, caplog,
     assert_same(train(compiled, batches), train(plain, batches), rtol=0, atol=0)
     [record] = said(caplog)
     assert record.levelname == "WARNING" and reason in record.message and "\n" not in record.message
+
+
+FLAGS = (*EXACT, "--max-update", "3")
+TINY = "transformer_prenorm_2l2l_tiny"
+
+
+@pytest.fixture(scope="module")
+def plain(data, tmp_path_factory):
+    return run(*train_command(data, tmp_path_factory.mktemp("plain"), *FLAGS, arch=TINY))
+
+
+def norms(done):
+    """The norm of all gradients in each update, as logged."""
+    return [float(norm) for norm in re.findall(r'"gnorm": "([\d.]+)"', done.stdout + done.stderr)]
+
+
+def test_training_compiles_and_generation_does_not(data, tmp_path, plain):
+    if compiling.why_not(torch.device("cpu"), "inductor") is not None:
+        pytest.skip("there is no compiler")
+    done = run(*train_command(data, tmp_path, *FLAGS, "--compile", arch=TINY))
+    assert losses(done) == pytest.approx(losses(plain), abs=2e-3)
+    assert len(norms(done)) >= 3 and norms(done) == pytest.approx(norms(plain), abs=2e-3)
+    [said] = re.findall(r"--compile: .*", done.stdout + done.stderr)
+    assert re.fullmatch(r"--compile: compiled [1-9]\d* functions; the first step took [\d.]+ s", said)
+    generated = run("fairseq-generate", data, "--user-dir", PACKAGE, "--path", tmp_path / "checkpoint_last.pt", "--cpu")
+    assert "--compile" not in generated.stdout + generated.stderr
+    assert len(re.findall(r"^H-", generated.stdout, re.MULTILINE)) == 30
+
+
+def test_without_a_compiler_one_line_says_so(data, tmp_path, plain, monkeypatch):
+    monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    done = run(*train_command(data, tmp_path, *FLAGS, "--compile", arch=TINY), real=True)  # torch reads CXX early
+    assert losses(done) == losses(plain)
+    [said] = re.findall(r"--compile .*", done.stdout + done.stderr)
+    assert said.startswith("--compile has no effect here; training continues without it: ") and "compiler" in said
