@@ -138,6 +138,14 @@ def test_losses_and_gradients_are_those_of_single_sentences(kind):
         torch.testing.assert_close(got[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_translations_are_made_without_dropout_each_time():
+    torch.manual_seed(3)
+    random.seed(3)
+    back, model, sample = BackTranslator(make_task()), our_model(dropout=0.5), make_sample()
+    found = [back(model.train(), sample)["net_input"]["src_tokens"] for _ in range(3)]
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
 def test_another_language_is_drawn_from_all_others():
     back = BackTranslator(make_task())
     own = torch.tensor([TAGS[1]] * 30000)

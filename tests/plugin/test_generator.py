@@ -21,6 +21,7 @@ from fairseq_deep.core.search.choices import draw
 from fairseq_deep.plugin.generator import AlignedGenerator, Generator
 from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
 from tests.helpers.generation import assert_same, make_sample, prepare, strengthen
+from tests.helpers.models import fairseq_transformer, tiny_flags
 
 LENGTHS = (7, 3, 5, 2, 6, 7, 1)
 METHODS = {
@@ -136,7 +137,9 @@ def test_what_the_search_does_not_know_is_left_to_fairseq(lively, build, diction
     compare(lively(), dictionary, {"prefix_tokens": torch.tensor([[6, 2]] * len(LENGTHS))}, searches=False)  # it ends
     compare(lively(), dictionary, searches=False, search_strategy=search.DiverseBeamSearch(dictionary, 2, 0.5))
     adaptive = build("transformer_prenorm_6l", encoder_layers=1, decoder_layers=1, adaptive_softmax_cutoff="10,20")
-    compare(adaptive.eval(), dictionary, searches=False)
+    stock = fairseq_transformer(dictionary, **tiny_flags("transformer_prenorm_6l"), encoder_layers=1, decoder_layers=1)
+    for model in (adaptive, stock):
+        compare(model.eval(), dictionary, searches=False)
 
 
 @pytest.mark.parametrize("flags", METHODS.values(), ids=METHODS)
