@@ -89,12 +89,12 @@ _OPTIONS = [
     ("transformer_prenorm_6l_big_encoder", {"encoder_layers": 2, "decoder_layers": 2, "decoder_memory": "layerwise"}),
 ]
 OPTIONS = {
-    " ".join([name.split("_")[1], *(f"{flag}={value}" for flag, value in flags.items() if value is not None)]): (
-        name,
-        flags,
-    )
+    " ".join([
+        name.removeprefix("transformer_").removesuffix("_2l2l_tiny"),
+        *(f"{flag}={value}" for flag, value in flags.items() if value is not None),
+    ]): (name, flags)
     for name, flags in _OPTIONS
-}
+}  # fmt: skip
 
 
 def structure(row):
