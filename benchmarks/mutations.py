@@ -25,15 +25,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
-    "core/aggregators": "dlcl running_sums aggregation lstm lstm_cell lstm_sharing lstm_bad_input ode mlrf routing "
-    "bare position_sums weighted_sum mudd gtrans depth_record layer_drop "
-    "plain_pytorch connection toy_methods lstm_models golden",
-    "core/attention": "attention shared_beam_state average merged merged_decoding merged_flags masks beams alignment "
-    "decoding merged_models golden generation compiled_steps",
+    "core/aggregators": "aggregators dlcl running_sums aggregation lstm ode mlrf routing bare residual_dual "
+    "attention_residual hyper_connections weighted_sum mudd gtrans depth_record layer_drop "
+    "plain_pytorch connection toy_methods memories inits models golden methods",
+    "core/attention": "attention beams average ssru merged masks luna layer_options alignment decoding golden "
+    "generation compiled_steps models methods",
     "core/search": "hypotheses generator",
     "core/decoding": "int8 precision decoding compiled_steps generation",
-    "runtime/packaged": "packaged records tools_package tools_check",
-    "core/inits": "inits inits_admin inits_bad_input inits_constants inits_models golden residuals",
+    "runtime/packaged": "packaged records package check tools",
+    "core/inits": "inits admin golden residuals models",
 }
 """The test files of each package, those about it first: the first failure ends a run."""
 SAME = re.compile(r"_(Eq_Is|NotEq_IsNot|Is_Eq|IsNot_NotEq)$")
