@@ -277,7 +277,9 @@ PLAIN = [  # norm, method, options, more flags, what makes it plain if its start
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("norm, name, options, more, change", PLAIN, ids=str)
+@pytest.mark.parametrize(
+    "norm, name, options, more, change", PLAIN, ids=lambda value: getattr(value, "__name__", str(value))
+)
 def test_a_special_case_is_the_plain_model(norm, name, options, more, change, build, batch):
     flags = {**flags_of(name, options), **more}
     model, plain = build(TINY[norm], **flags).double().eval(), build(TINY[norm], **more).double().eval()

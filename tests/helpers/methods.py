@@ -81,6 +81,7 @@ _OPTIONS = [
     (PRENORM, {"sub_norm": True, "norm": "rms", "decoder_attn": "merged"}),
     (PRENORM, {"ffn": "geglu", "attention_gate": "heads", "decoder_kv_heads": 1, "decoder_attn": "merged-self"}),
     (PRENORM, {"value_residual": True, "rotary_positions": True, "decoder_kv_heads": 1}),
+    (LSTM, {"rotary_positions": True, "qk_norm": True, "decoder_kv_heads": 1}),
     (PRENORM, {"value_residual": True, "layer_agg": "hyper-connections"}),
     (PRENORM, {"value_residual": True, "layer_agg": "lstm", "rotary_positions": True, **NO_FFN}),
     (DLCL, {"value_residual": True, "relative_positions": 2, "checkpoint_activations": True}),
