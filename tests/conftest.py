@@ -77,6 +77,28 @@ def small(tmp_path_factory):
     return binarise(folder, ("train", "valid"))
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The folder of a recipe, as its stages leave it, with two checkpoints of a small model."""
+    from tests.helpers.trained import train_recipe
+
+    exp = tmp_path_factory.mktemp("recipe")
+    train_recipe(exp, "--joined-dictionary")
+    return exp
+
+
+@pytest.fixture
+def command(capsys):
+    """command(NAME, ...): exit code, output and errors of ``fairseq-deep`` in this process."""
+    from fairseq_deep.tools.main import main
+
+    def command(*words):
+        capsys.readouterr()
+        return main([*map(str, words)]), *capsys.readouterr()
+
+    return command
+
+
 # Tests of ten seconds and more. They come first: one of them at the end would leave the other worker without work.
 LONG = {
     "test_a_draw_is_refused_or_holds", "test_every_step_of_the_tutorial", "test_it_installs_without_an_index",

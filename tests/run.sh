@@ -34,7 +34,7 @@ tests_of() {
       tests/snapshots/*) echo tests/project/test_snapshots.py ;;
       fairseq_deep/core/*) echo tests/{core,errors,plugin,runtime,benchmarks} ;;
       fairseq_deep/plugin/* | third_party/fairseq/*) echo tests/{plugin,errors,core/test_methods.py} ;;
-      fairseq_deep/{tools,runtime,serving,huggingface}/*) echo tests/{tools,runtime,serving,huggingface,errors} ;;
+      fairseq_deep/{tools,runtime,serving,huggingface}/*) echo tests/{commands,tools,runtime,serving,huggingface,errors} ;;
       fairseq_deep/recipes/* | examples/* | run_wmt16_ende.sh) echo tests/recipes ;;
       benchmarks/*) echo tests/benchmarks ;;
       *.md) ;;

@@ -43,13 +43,6 @@ def score(capsys, tmp_path, folder, *words):
     return json.loads((tmp_path / "s.json").read_text()), capsys.readouterr().out
 
 
-def refused(capsys, *words):
-    assert main(["score", *map(str, words)]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    return said
-
-
 # of which BLEU4 is the mean, and 90 others
 LANGS = ["de", "zh", "br", "te", *(f"{a}{b}" for a in "kq" for b in "abcdefghijklmnopqrstuvwxyz"),
          *(f"v{a}" for a in "abcdefghijklmnopqrstuvwxyz"), *(f"y{a}" for a in "abcdefghijkl")]  # fmt: skip
@@ -101,17 +94,3 @@ def test_without_a_language_identifier_there_is_a_warning_and_no_accuracy(capsys
     assert main(["score", "--multilingual", str(folder)]) == 0
     said = capsys.readouterr()
     assert "no language accuracy: pip install py3langid" in said.err and "language accuracy" not in said.out
-
-
-def test_bad_folders_are_one_line(capsys, tmp_path):
-    ours, theirs = make(tmp_path / "ours", ["en-de", "en-fr"], 0.2), make(tmp_path / "theirs", ["en-de"], 0.2)
-    assert "no such directory" in refused(capsys, "--multilingual", tmp_path / "none")
-    (tmp_path / "empty").mkdir()
-    assert "has no test.SRC-TGT.hyp" in refused(capsys, "--multilingual", tmp_path / "empty")
-    assert "has no translations of en-fr" in refused(capsys, "--multilingual", ours, "--against", theirs)
-    assert "--lang is not supported with --multilingual" in refused(capsys, "--multilingual", ours, "--lang", "de")
-    (theirs / "test.en-de.ref").write_text("other\n" * 5)
-    (ours / "test.en-fr.hyp").unlink()
-    assert "other references for en-de" in refused(capsys, "--multilingual", ours, "--against", theirs)
-    (ours / "test.en-de.ref").write_text("short\n")
-    assert "line counts differ" in refused(capsys, "--multilingual", ours)

@@ -1,0 +1,123 @@
+"""fairseq-deep archs and flags: what they list, by which names, and in which form."""
+
+import argparse
+import json
+
+import pytest
+
+import fairseq_deep
+from fairseq_deep.core.aggregators import AGGREGATORS
+from fairseq_deep.plugin import architectures, compat
+from fairseq_deep.plugin.architectures import resolved_presets
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.tools import archs, flags
+from fairseq_deep.tools.export import own_flags
+
+
+def test_archs_selects_by_wildcard_in_natural_order():
+    known = ["t_dlcl_30l", "t_dlcl_6l", "t_post_6l", "t_dlcl_16l"]
+    for pattern in ("t_dlcl*", "dlcl"):
+        assert archs.select_names(known, pattern) == ["t_dlcl_6l", "t_dlcl_16l", "t_dlcl_30l"]
+    assert archs.select_names([*known, "t"], "t") == ["t"]
+
+
+def test_a_row_of_the_table(command):
+    lines = command("archs", "transformer_dlcl_30l")[1].splitlines()
+    assert lines[0].split() == "name norm depth size parameters paper's BLEU in".split()
+    assert lines[1].split() == "transformer_dlcl_30l pre 30/6 base 137,264,114 29.3 W19".split()
+    assert len(lines) == 3
+    assert command("archs", "deep_transformer_iwslt")[1] == (
+        "deep_transformer_iwslt_de_en: as transformer_iwslt_de_en, with our flags\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["archs", "flags"])
+def test_a_list_fits_a_terminal(name, monkeypatch, command):
+    """And the list of architectures builds none of them."""
+    monkeypatch.setattr(architectures, "build_architecture", None)
+    assert max(map(len, command(name)[1].splitlines())) <= 100
+
+
+def test_json_has_every_architecture_with_its_size(monkeypatch, command):
+    monkeypatch.setattr(architectures, "stored_count", lambda name: len(name))
+    records = json.loads(command("archs", "--json")[1])
+    twins = [record for record in records if "twin_of" in record]
+    assert {each["name"]: each["twin_of"] for each in twins} == architectures.TWINS
+    records = records[: -len(twins)]
+    assert [record["name"] for record in records] == sorted(fairseq_deep.list_archs(), key=archs.natural_key)
+    for record in records:
+        assert record["parameters"] == len(record["name"])
+        assert record["norm"] in ("pre", "post", "-") and record["encoder_layers"] >= 1
+    by_name = {record["name"]: record for record in records}
+    for name, family, origin, bleu in (
+        ("prenorm_6l", "pre-norm", "Wang 2019", None), ("ds_matt_6l", "ds+merged", "Zhang 2019", None),
+        ("transparent_16l", "transparent", "Bapna 2018", None), ("dlcl_30l", "dlcl", "Wang 2019", "29.3"),
+        ("denseformer_20l", "dlcl", "Pagliardini 2024", None),
+    ):  # fmt: skip
+        record = by_name[f"transformer_{name}"]
+        assert (record["family"], record["origin"]) == (family, origin) and bleu in (None, record["bleu"])
+    assert by_name["transformer_dlcl_6l_iwslt"]["bleu"] is None
+
+
+def test_verbose_names_what_the_architecture_function_fills_in(command):
+    printed = command("archs", "transformer_lstm_6l", "--verbose")[1]
+    presets = printed.partition("transformer_lstm_6l: lstm, Xu 2024; presets\n")[2]
+    shown = dict(line.split() for line in presets.splitlines())
+    assert shown["--layer-agg"] == "lstm" and shown["--encoder-layers"] == "6" and shown["--dropout"] == "0.1"
+    assert shown["--lstm-no-attn-residual"] == "False"
+    assert shown["--encoder-ffn-embed-dim"] == "0"  # the aggregator's, not the row's 2048
+
+
+def test_presets_rebuild_every_architecture_from_the_bare_model():
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    for name in fairseq_deep.list_archs("*_6l*"):
+        row, bare = (argparse.Namespace(**given) for given in ({}, resolved_presets(name)))
+        ARCH_CONFIG_REGISTRY[name](row)
+        ARCH_CONFIG_REGISTRY["deep_transformer"](bare)
+        assert vars(bare) == vars(row), name
+
+
+def test_list_archs_takes_a_pattern():
+    names = fairseq_deep.list_archs()
+    assert fairseq_deep.list_archs("*dlcl_*") == [name for name in names if "dlcl_" in name] != []
+    assert fairseq_deep.list_archs("no such") == []
+
+
+def test_without_fairseq_the_doctor_is_named(monkeypatch, command):
+    monkeypatch.setattr(compat, "FAIRSEQ_ERROR", ImportError("no fairseq here"))
+    code, _, error = command("archs")
+    assert code == 2 and error.count("\n") == 1
+    assert "no fairseq here" in error and "fairseq-deep doctor" in error
+
+
+def test_each_of_our_flags_is_listed_once(command):
+    records = json.loads(command("flags", "--json")[1])
+    actions = flags.actions(DeepTransformerModel.add_args)
+    ours = [record["flag"] for record in records if record["axis"] != "task"]
+    assert sorted(ours) == sorted(max(actions[dest].option_strings, key=len) for dest in own_flags())
+    by_flag = {record["flag"]: record for record in records}
+    axis, window = by_flag["--layer-agg"], by_flag["--dlcl-window"]
+    assert axis["default"] == "residual" and {"dlcl", "lstm"} <= {*axis["choices"]}
+    found = [window[name] for name in ("axis", "methods", "type", "default")]
+    assert found == ["--layer-agg", ["dlcl"], "int", None]
+    assert by_flag["--dlcl-init"]["default"] == "avg" and by_flag["--decode-precision"]["default"] == "fp32"
+    assert by_flag["--encoder-residual"]["axis"] == "--residual" != by_flag["--value-residual"]["axis"]
+    assert all(record["help"] for record in records)
+
+
+@pytest.mark.parametrize(
+    "name, found", [("dlcl", "--dlcl-init"), ("--layer-agg", "--dlcl-init"), ("task", "--gnmt-lenpen")]
+)
+def test_flags_of_a_method_or_an_axis(name, found, command):
+    lines = command("flags", "--", name)[1].splitlines()
+    named = [line.split()[0] for line in lines if line.startswith("--")]
+    assert found in named and lines[-1] == f"{len(named)} flags"
+
+
+def test_names_have_hyphens_or_underscores(monkeypatch):
+    monkeypatch.setattr(AGGREGATORS, "names", lambda: ["my_method", "hyper-connections"])
+    records = [{"axis": "", "methods": [name]} for name in AGGREGATORS.names()]
+    for name in ("my_method", "my-method", "hyper_connections"):
+        [found] = flags._select(records, name)
+        assert found["methods"][0].replace("_", "-") == name.replace("_", "-")
