@@ -123,13 +123,13 @@ def test_one_checkpoint_at_a_time_is_in_memory(average, tmp_path, monkeypatch):
     assert len(alive) == 4  # the last is the result
 
 
-EPOCHS = ("checkpoint2.pt", "checkpoint9.pt", "checkpoint10.pt", "checkpoint_3_1500.pt", "checkpoint_2_900.pt",
-          "checkpoint_1_300.pt")  # fmt: skip
+EPOCHS = ("checkpoint2.pt", "checkpoint9.pt", "checkpoint10.pt", "checkpoint_1_1500.pt", "checkpoint_2_900.pt",
+          "checkpoint_3_300.pt")  # fmt: skip
 
 
 @pytest.mark.parametrize("flag, chosen", [
     ("--last", ["checkpoint9.pt", "checkpoint10.pt"]),
-    ("--last-updates", ["checkpoint_2_900.pt", "checkpoint_3_1500.pt"]),
+    ("--last-updates", ["checkpoint_2_900.pt", "checkpoint_1_1500.pt"]),
 ])  # fmt: skip
 def test_the_newest_are_chosen_by_number(average, tmp_path, flag, chosen):
     for number, name in enumerate(EPOCHS):
