@@ -134,6 +134,14 @@ def test_closed_and_full_streams(redirection, status, told, words):
     assert done.returncode == status and len(lines) <= 1 and (told in done.stderr if told else not lines), done.stderr
 
 
+def test_closed_streams_are_reopened():
+    """Otherwise the next file that is opened would be standard input, or receive the errors."""
+    program = "import os, sys; sys.modules['fairseq'] = None; from fairseq_deep.tools.main import open_streams; "
+    program += "open_streams(); print(os.open(os.devnull, os.O_RDONLY))"
+    command = ["bash", "-c", 'exec "$0" -c "$1" <&- 2>&-', sys.executable, program]
+    assert int(subprocess.run(command, env=QUIET, capture_output=True, text=True).stdout) > 2
+
+
 @pytest.fixture
 def lone(tmp_path, monkeypatch):
     """The names of a checkpoint and texts, and a model that is not asked: its engine has translated nothing."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from fairseq_deep.tools import UsageError, main, new_folder, wheelhouse
+from fairseq_deep.tools import UsageError, new_folder, wheelhouse
 from tests.helpers.commands import run
 
 RELEASE = "{}.{}".format(*sys.version_info)
@@ -144,38 +144,23 @@ def test_the_script_refuses_in_one_line_what_cannot_work(tmp_path):
     assert "missing or damaged" in refused(new)
 
 
-def fake_pip(monkeypatch, script):
-    """The environment that wheels are built in, with a Python that runs *script* instead."""
+@pytest.mark.parametrize("script, told", [
+    ("echo 'fairseq build: no C++ compiler found; install one'; echo 'ERROR: failed'; exit 1", "no C++ compiler"),
+    ("echo 'ERROR: [Errno 28] No space left on device'; exit 2", "No space left"),
+    ("echo 'ERROR: No matching distribution found for setuptools>=77'; exit 1", "No matching distribution"),
+])  # fmt: skip
+def test_what_stops_pip_is_told_and_nothing_is_left(monkeypatch, tmp_path, command, script, told):
+    """The environment that wheels are built in has a Python that runs *script* instead."""
 
     def make_venv(interpreter, folder):
-        os.makedirs(os.path.join(folder, "bin"))
         path = Path(folder, "bin/python")
+        path.parent.mkdir(parents=True)
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
 
     monkeypatch.setattr(wheelhouse, "make_venv", make_venv)
-
-
-@pytest.mark.parametrize(
-    ("script", "told"),
-    [
-        ("echo 'fairseq build: no C++ compiler found; install one'; echo 'ERROR: failed'; exit 1", "no C++ compiler"),
-        ("echo 'ERROR: [Errno 28] No space left on device'; exit 2", "No space left"),
-        ("echo 'ERROR: No matching distribution found for setuptools>=77'; exit 1", "No matching distribution"),
-    ],
-)
-def test_what_stops_pip_is_told_and_nothing_is_left(monkeypatch, tmp_path, capsys, script, told):
-    fake_pip(monkeypatch, script)
-    assert main.main(["wheelhouse", "--output", str(tmp_path / "new")]) == 2
-    error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_is_there_or_cannot_be_made_is_refused(tmp_path):
-    full = Path(__file__).parent
-    for path, told in ((full, "exists"), (tmp_path / "no/new", "does not exist"), ("/proc/new", "cannot write")):
-        with pytest.raises(UsageError, match=told), new_folder(str(path)):
-            pass
+    code, _, error = command("wheelhouse", "--output", tmp_path / "new")
+    assert code == 2 and told in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt), new_folder(str(tmp_path / "new")):
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
@@ -200,14 +185,11 @@ def test_the_interpreter_is_one_of_the_release_that_is_asked_for(tmp_path, monke
             wheelhouse.find_python(wanted)
 
 
-def test_another_wheel_is_no_fairseq_of_ours(tmp_path):
+def test_another_wheel_is_no_fairseq_of_ours_and_the_repository_is_needed(tmp_path, monkeypatch):
     tag = "cp" + RELEASE.replace(".", "")
     for name in (f"fairseq-0.12.2-{tag}-{tag}-linux_x86_64.whl", "fairseq-0.12.2+deep9-cp36-cp36m-linux_x86_64.whl"):
         with pytest.raises(UsageError, match="not our fairseq.s wheel"):
             wheelhouse.copy_fairseq(str(tmp_path / name), str(tmp_path), RELEASE)
-
-
-def test_without_the_repository_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr("fairseq_deep.__path__", [str(tmp_path / "fairseq_deep")])
     with pytest.raises(UsageError, match="installed without it"):
         wheelhouse.find_repository()
