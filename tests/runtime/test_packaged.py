@@ -99,20 +99,24 @@ def test_a_model_comes_back_to_the_last_bit(name, dictionary, data, batch, tmp_p
     torch.testing.assert_close(model(*batch)[0][words], original(*batch)[0][words], rtol=0, atol=atol)
 
 
+@pytest.fixture
+def dlcl(dictionary, tmp_path):
+    """The weights of a checkpoint in c.pt."""
+    return write_checkpoint(tmp_path / "c.pt", DLCL, tiny_flags(DLCL), dictionary).state_dict()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_is_the_same_weights_rounded(dtype, dictionary, data, tmp_path):
-    name = DLCL
-    state = write_checkpoint(tmp_path / "c.pt", name, tiny_flags(name), dictionary).state_dict()
+def test_half_precision_is_the_same_weights_rounded(dtype, dlcl, data, tmp_path):
     assert package(tmp_path / "c.pt", data, tmp_path / "made", "--dtype", dtype) == 0
     found = packaged.load(str(tmp_path / "made/model.safetensors")).tensors
     kind = getattr(torch, dtype)
-    assert found.keys() == state.keys()
+    assert found.keys() == dlcl.keys()
     kept = [key for key in sorted(found) if found[key].dtype == torch.float32]  # as the model does in training
     assert kept == ["decoder.history.weight", "encoder.history.weight"]
-    kinds = {key: torch.float32 if key in kept else kind for key in state}
-    assert all(torch.equal(found[key], state[key].to(kinds[key])) for key in state if not key.endswith(EMPTY))
+    kinds = {key: torch.float32 if key in kept else kind for key in dlcl}
+    assert all(torch.equal(found[key], dlcl[key].to(kinds[key])) for key in dlcl if not key.endswith(EMPTY))
     model = loaded(tmp_path / "made/model.safetensors", data)
-    assert torch.equal(model.encoder.embed_tokens.weight, state["encoder.embed_tokens.weight"].to(kind).float())
+    assert torch.equal(model.encoder.embed_tokens.weight, dlcl["encoder.embed_tokens.weight"].to(kind).float())
     # a checkpoint in half precision stays what it is
     half = torch.load(tmp_path / "c.pt", weights_only=False)
     half["model"] = {key: value.to(kind) for key, value in half["model"].items()}
@@ -122,35 +126,27 @@ def test_half_precision_is_the_same_weights_rounded(dtype, dictionary, data, tmp
     assert {value.dtype for key, value in again.items() if not key.endswith(EMPTY)} == {kind}
 
 
-def test_settings_as_fairseq_hydra_train_leaves_them(dictionary, data, tmp_path):
-    original = write_checkpoint(tmp_path / "c.pt", DLCL, tiny_flags(DLCL), dictionary)
+def test_settings_as_fairseq_hydra_train_leaves_them(dlcl, data, tmp_path):
     state = torch.load(tmp_path / "c.pt", weights_only=False)
     flags = vars(state["cfg"]["model"])
     state["cfg"]["model"] = {key: flags[key] for key in flags if key != "arch"}
     torch.save(state, tmp_path / "hydra.pt")
     assert package(tmp_path / "hydra.pt", data, tmp_path / "made") == 0
     back = loaded(tmp_path / "made/model.safetensors", data).state_dict()
-    assert all(torch.equal(back[key], value) for key, value in original.state_dict().items() if not key.endswith(EMPTY))
+    assert all(torch.equal(back[key], value) for key, value in dlcl.items() if not key.endswith(EMPTY))
 
 
-def test_tied_tensors_are_stored_once(dictionary, data, tmp_path):
-    name = DLCL
-    write_checkpoint(tmp_path / "c.pt", name, {**tiny_flags(name), "share_all_embeddings": True}, dictionary)
-    assert package(tmp_path / "c.pt", data, tmp_path / "made") == 0
-    stored = load_file(tmp_path / "made/model.safetensors")
-    shaped = [key for key, value in stored.items() if value.shape == (VOCAB, 16)]
-    assert shaped == ["encoder.embed_tokens.weight"]
-    found = packaged.load(str(tmp_path / "made/model.safetensors")).tensors
-    assert found["decoder.output_projection.weight"] is found["encoder.embed_tokens.weight"]
-
-
-def test_two_folders_of_one_checkpoint_are_alike(dictionary, data, tmp_path):
-    name = DLCL
-    write_checkpoint(tmp_path / "c.pt", name, tiny_flags(name), dictionary)
+def test_tied_tensors_are_stored_once_and_packages_of_one_checkpoint_are_alike(dictionary, data, tmp_path):
+    write_checkpoint(tmp_path / "c.pt", DLCL, {**tiny_flags(DLCL), "share_all_embeddings": True}, dictionary)
     for made in ("a/model", "b/model"):
         (tmp_path / made).parent.mkdir()
         assert package(tmp_path / "c.pt", data, tmp_path / made) == 0
     assert (tmp_path / "a/model/SHA256SUMS").read_text() == (tmp_path / "b/model/SHA256SUMS").read_text()
+    stored = load_file(tmp_path / "a/model/model.safetensors")
+    shaped = [key for key, value in stored.items() if value.shape == (VOCAB, 16)]
+    assert shaped == ["encoder.embed_tokens.weight"]
+    found = packaged.load(str(tmp_path / "a/model/model.safetensors")).tensors
+    assert found["decoder.output_projection.weight"] is found["encoder.embed_tokens.weight"]
 
 
 @pytest.fixture(scope="module")
@@ -231,21 +227,15 @@ EMBED = "encoder.embed_tokens.weight"
 OUT = "decoder.output_projection.weight"
 UNKNOWN = "has the unknown setting"
 HOSTILE = {
-    "a command among the settings": (config(model__command="touch MARK"), UNKNOWN),
     "a folder of programs": (config(model__user_dir="/tmp/evil"), "model has the unknown setting 'user_dir'"),
     "at the top": (config(user_dir="."), "the content has the unknown setting 'user_dir'"),
-    "code of its own": (config(auto_map={"AutoConfig": "evil.C"}), "the content has the unknown setting 'auto_map'"),
     "another class of transformers": (config(model_type="bert"), "model_type must be fairseq_deep or missing"),
     "several classes": (config(architectures=["FairseqDeepForConditionalGeneration", "X"]), "architectures must be"),
     "a criterion": (config(criterion__criterion="ctc"), UNKNOWN),
     "a task": (config(task___name="speech_to_text"), UNKNOWN),
-    "data elsewhere": (config(task__data="../"), UNKNOWN),
-    "a file of embeddings": (config(model__encoder_embed_path="../secret"), "the unknown setting 'encoder_embed_path'"),
-    "a file of no flag": (config(model__pretrained="../secret"), UNKNOWN),
     "a reference": (config(model__dlcl_init="${oc.env:HOME}"), "model.dlcl_init is '${oc.env:HOME}', not a short"),
     "an expression": (config(model__adaptive_softmax_cutoff="__import__('os').system('touch MARK')"),
                       "not null or false: only fairseq supports it"),
-    "a path for a word": (config(model__dlcl_init="../../x"), "model.dlcl_init is '../../x', not a short text"),
     "a language elsewhere": (config(task__source_lang="../secret/x"), "source_lang is '../secret/x', not a language"),
     "a tokenizer": (config(text__tokenizer="evil"), "text.tokenizer is 'evil', not one of moses, none"),
     "a number for a truth": (config(text__lowercase=1), "text.lowercase is 1, not true or false"),
@@ -254,7 +244,6 @@ HOSTILE = {
     "very deep": (config(model__encoder_layers=900_000), "does not have that many encoder_layers"),
     "very wide": (config(model__encoder_embed_dim=10**9), "model.encoder_embed_dim is 1000000000, not a whole"),
     "a huge number": (config(model__dropout=10**400), "model.dropout is 1000"),
-    "another program's name": (config(arch="os"), "arch is 'os', not the name of a Transformer's architecture"),
     "whole numbers as in indices": (
         tensors(lambda found: found.update({EMBED: found[EMBED].long()})), f"{EMBED} has the type torch.int64"),
     "many empty tensors": (
@@ -281,27 +270,22 @@ HOSTILE = {
     "not UTF-8": (text("config.json", b"\xff\xfe"), "cannot be read"),
     "large": (text("config.json", b" " * (2 << 20)), "at most 1,048,576 bytes"),
     "a pickle for weights": (lambda folder: torch.save({}, folder / "model.safetensors"), "invalid safetensors file"),
-    "no weights": (text("model.safetensors", b""), "invalid safetensors file"),
     "truncated": (header(lambda head: None, cut=-100), "invalid safetensors file"),
     "a header beyond the end": (text("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"), "safetensors file"),
     "a nested header": (header(lambda head: b"[" * 200_000), "invalid safetensors file"),
     "offsets that overlap": (header(lambda head: head[EMBED].update(data_offsets=head[OUT]["data_offsets"])),
                              "invalid safetensors file"),
-    "offsets outside": (at(EMBED, data_offsets=[0, 1 << 50]), "invalid safetensors file"),
-    "negative offsets": (at(EMBED, data_offsets=[-64, 0]), "invalid safetensors file"),
     "a huge shape": (at(EMBED, shape=[1 << 40, 1 << 40]), "invalid safetensors file"),
     "another shape": (at(EMBED, shape=[16, VOCAB]), f"{EMBED} is (16, {VOCAB}), in the model ({VOCAB}, 16)"),
     "whole numbers": (at(EMBED, dtype="I32"), f"rejected: '{EMBED}' has the unsupported type I32"),
     "another type": (at(EMBED, dtype="F16"), "invalid safetensors file"),
     "a tensor less": (tensors(lambda found: found.pop(EMBED)), f"it lacks {EMBED}"),
     "a tensor more": (tensors(lambda found: found.update(x=torch.ones(1))), "it has x, which the model lacks"),
-    "8 bits": (tensors(lambda found: found.update({EMBED: found[EMBED].to(torch.int8)})), "unsupported type I8"),
     "a word less": (text("dict.src.txt", b"".join(b"w%d 1\n" % index for index in range(VOCAB - 5))), "(39, 16)"),
     "no dictionary": (text("dict.src.txt", b"a\nb\n"), "copy the dictionary again"),
     "a dictionary in latin-1": (text("dict.tgt.txt", b"\xe4 1\n"), "copy the dictionary again"),
     "words twice": (text("dict.tgt.txt", b"a 1\na 1\n"), "dict.tgt.txt:2: 'a' occurs twice"),
     "a link for weights": (link("model.safetensors", "../secret"), "must not be a link"),
-    "a link for a dictionary": (link("dict.src.txt", "../secret"), "must not be a link"),
     "a link for settings": (link("config.json", "/etc/hostname"), "must not be a link"),
     "a pipe": (fifo, "must be a regular file"),
     "merges of the hub's other name": (text("bpecodes", b"a b\n"), "a package must not have a file of this name"),
@@ -347,23 +331,28 @@ def watched():
     sys.addaudithook(hook)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_folder_is_refused(name, whole, capsys, tmp_path):
-    """Its sums are right: whoever changes a file can also change its sum."""
-    change, message = HOSTILE[name]
-    folder = tmp_path / "made"
+def changed(whole, folder, change):
+    """A copy of the package with *change*; its sums are right: whoever changes a file can also change its sum."""
+    shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(whole, folder)
-    shutil.copy(whole.parent / "secret", tmp_path)
     change(folder)
     if change is not fifo:  # of which no sum can be made
         os.remove(folder / "SHA256SUMS")
         write_sums(str(folder))
-    seen, problem = opened(lambda: packaged.load(str(folder / "model.safetensors")))
+    return str(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_folder_is_refused(name, whole, command, tmp_path):
+    change, message = HOSTILE[name]
+    folder = tmp_path / "made"
+    shutil.copy(whole.parent / "secret", tmp_path)
+    path = changed(whole, folder, change)
+    seen, problem = opened(lambda: packaged.load(path))
     assert message in problem and "\n" not in problem and problem.startswith(str(folder))
-    assert all(path.startswith(f"{folder}/") for path in seen)
-    assert main(["translate", str(folder), "--cpu", "--input", str(folder / "README.md")]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("fairseq-deep translate: ") and err.count("\n") == 1 and message in err
+    assert all(each.startswith(f"{folder}/") for each in seen)
+    code, out, err = command("translate", folder, "--cpu", "--input", folder / "README.md")
+    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("fairseq-deep translate: ") and message in err
     assert not os.path.exists("MARK")
 
 
@@ -402,43 +391,35 @@ def change_words(folder, rng):
     (folder / "dict.src.txt").write_bytes(content)
 
 
+@pytest.mark.parametrize("count", [8, pytest.param(50 * TIMES, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("change", [change_values, change_header, change_words])
-def test_what_is_changed_at_random_is_read_or_refused(change, whole, tmp_path):
+def test_what_is_changed_at_random_is_read_or_refused(change, count, whole, tmp_path):
     rng, outcomes = random.Random(7), []
-    for _ in range(50 * TIMES):
-        folder = tmp_path / "made"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(whole, folder)
-        change(folder, rng)
-        os.remove(folder / "SHA256SUMS")
-        write_sums(str(folder))
-        seen, problem = opened(lambda folder=folder: packaged.load(str(folder / "model.safetensors")))
-        assert "\n" not in problem and all(path.startswith(f"{folder}/") for path in seen)
+    for _ in range(count):
+        path = changed(whole, tmp_path / "made", lambda folder: change(folder, rng))
+        seen, problem = opened(lambda path=path: packaged.load(path))
+        assert "\n" not in problem and all(each.startswith(f"{tmp_path}/made/") for each in seen)
         outcomes.append(problem != "")
     assert any(outcomes)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "dict.src.txt", "dict.tgt.txt"])
 def test_damage_is_told(name, whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "made")
+    path = shutil.copytree(whole, tmp_path / "made") / "model.safetensors"
     damaged = tmp_path / "made" / name
     content = damaged.read_bytes()
     damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(PackageError, match=f"^{damaged}: corrupt, its sha256 differs from SHA256SUMS; copy it again"):
-        packaged.load(str(tmp_path / "made/model.safetensors"))
+        packaged.load(str(path))
     damaged.unlink()
     with pytest.raises(PackageError, match=f"^{damaged}: No such file or directory; copy the directory again"):
-        packaged.load(str(tmp_path / "made/model.safetensors"))
+        packaged.load(str(path))
 
 
 @pytest.mark.parametrize("arch", ["transformer_from_pretrained_xlm", "transformer_of_a_later_version"])
 def test_fairseq_makes_no_checkpoint_of_another_model(arch, whole, tmp_path):
     """The runtime takes no notice of the name."""
-    shutil.copytree(whole, tmp_path / "made")
-    config(arch=arch)(tmp_path / "made")
-    os.remove(tmp_path / "made/SHA256SUMS")
-    write_sums(str(tmp_path / "made"))
-    path = str(tmp_path / "made/model.safetensors")
+    path = changed(whole, tmp_path / "made", config(arch=arch))
     assert packaged.load(path).config["arch"] == arch
     with pytest.raises(UsageError, match=f"{arch}, which is neither of this package nor of fairseq's transformer"):
         safe_load.load(path)
@@ -462,15 +443,14 @@ def test_sums_that_are_none(content, message, whole, tmp_path):
         packaged.load(str(tmp_path / "made/model.safetensors"))
 
 
-def test_check_says_what_is_unusual(whole, capsys, tmp_path):
+def test_check_says_what_is_unusual(whole, command, tmp_path):
     shutil.copytree(whole, tmp_path / "made")
-    assert main(["check", str(tmp_path / "made")]) == 0
-    assert "transformer_dlcl_2l2l_tiny" in capsys.readouterr().out
+    code, out, _ = command("check", tmp_path / "made")
+    assert code == 0 and "transformer_dlcl_2l2l_tiny" in out
     (tmp_path / "made/evil.py").write_text("x")
     (tmp_path / "made/README.md").write_text("another card")
-    assert main(["check", str(tmp_path / "made/model.safetensors")]) == 1
-    out = capsys.readouterr().out
-    assert "'evil.py' is not in SHA256SUMS" in out and "README.md: corrupt" in out
+    code, out, _ = command("check", tmp_path / "made/model.safetensors")
+    assert code == 1 and "'evil.py' is not in SHA256SUMS" in out and "README.md: corrupt" in out
 
 
 @pytest.fixture(scope="module")
@@ -497,14 +477,14 @@ def test_merges_are_those_of_the_package(load, with_merges, tmp_path):
     shutil.copytree(with_merges, tmp_path / "made")
     LOADERS[load](tmp_path / "made")
     (tmp_path / "bpecodes").write_text("w 3</w>\n")
-    os.symlink("../bpecodes", tmp_path / "made/bpecodes")
-    for _ in range(2):
+    for place in (link_to_codes, lambda folder: shutil.copy(tmp_path / "bpecodes", folder)):
+        changed(with_merges, tmp_path / "made", place)
         with pytest.raises(PackageError, match="made/bpecodes: rejected: a package must not have a file of this name"):
             LOADERS[load](tmp_path / "made")
-        os.remove(tmp_path / "made/bpecodes")
-        shutil.copy(tmp_path / "bpecodes", tmp_path / "made")
-        os.remove(tmp_path / "made/SHA256SUMS")
-        write_sums(str(tmp_path / "made"))
+
+
+def link_to_codes(folder):
+    os.symlink("../bpecodes", folder / "bpecodes")
 
 
 @pytest.mark.parametrize("content, said", [
@@ -512,14 +492,12 @@ def test_merges_are_those_of_the_package(load, with_merges, tmp_path):
     (b"a b\n\n", "line 2 must be two"), (b"\xff b\n", "must be UTF-8"), (b"", "line 1 must be two sub-words"),
     (b"#version: 0.9\nw 1\n", "line 1 must be"),
 ])  # fmt: skip
-def test_broken_merges(content, said, with_merges, capsys, tmp_path):
-    shutil.copytree(with_merges, tmp_path / "made")
-    (tmp_path / "made/code").write_bytes(content)
-    os.remove(tmp_path / "made/SHA256SUMS")
-    write_sums(str(tmp_path / "made"))
+def test_broken_merges(content, said, with_merges, command, tmp_path):
+    path = changed(with_merges, tmp_path / "made", text("code", content))
     with pytest.raises(PackageError, match=said):
-        packaged.load(str(tmp_path / "made/model.safetensors"))
-    assert main(["check", str(tmp_path / "made")]) == 1 and said in capsys.readouterr().out
+        packaged.load(path)
+    code, out, _ = command("check", tmp_path / "made")
+    assert code == 1 and said in out
 
 
 def test_without_the_plugin_fairseq_names_the_cure(whole, monkeypatch):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import record
-from fairseq_deep.runtime import find_bundle, records
+from fairseq_deep.runtime import records
 from fairseq_deep.tools.main import main
 from tests.helpers.fuzz import examples
 from tests.helpers.runs import GENERATED, RECORD, make_run
@@ -23,6 +23,15 @@ VALID = {"kind": "valid", "time": 9, "session": 1, "epoch": 1, "valid_loss": "9"
          "valid_num_updates": "10"}  # fmt: skip
 SUMMARY = {"bleu": {"mean": 12.3, "std": 0.5, "min": 12, "max": 13}, "seeds": [1], "failed": [3], "signature": "x",
            "runs": {"1": RECORD}}  # fmt: skip
+
+
+def refusal(read, *arguments):
+    """The error of ``read(*arguments)``; empty without one."""
+    try:
+        read(*arguments)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("value, schema, words", [
@@ -60,12 +69,8 @@ SUMMARY = {"bleu": {"mean": 12.3, "std": 0.5, "min": 12, "max": 13}, "seeds": [1
     ([], {}, "the content is a list, not an object"),
 ])  # fmt: skip
 def test_a_schema_refuses_what_its_words_say(value, schema, words):
-    if not words:
-        records.check(value, schema)
-        return
-    with pytest.raises(ValueError) as refused:
-        records.check(value, schema)
-    assert words in str(refused.value)
+    found = refusal(records.check, value, schema)
+    assert words in found and bool(words) == bool(found)
 
 
 @pytest.mark.parametrize("text, words", [
@@ -84,12 +89,8 @@ def test_a_schema_refuses_what_its_words_say(value, schema, words):
     ("", "not valid JSON"),
 ])  # fmt: skip
 def test_json_that_no_record_has(text, words):
-    if not words:
-        assert records.parse(text) is not None
-        return
-    with pytest.raises(ValueError) as refused:
-        records.parse(text)
-    assert words in str(refused.value) and len(str(refused.value)) < 200
+    found = refusal(records.parse, text)
+    assert words in found and bool(words) == bool(found) and len(found) < 200
 
 
 def test_files_that_are_none(tmp_path, monkeypatch):
@@ -116,43 +117,6 @@ def test_torn_lines_are_skipped_and_wrong_ones_named(tmp_path):
     path.write_text("\n".join([*lines, json.dumps({**VALID, "valid_ppl": "many"})]))
     with pytest.raises(UsageError, match=":8: valid_ppl is 'many', not a number; remove the line"):
         list(records.read_json_lines(str(path), records.TRAINED))
-
-
-@pytest.mark.parametrize("name, value, words", [
-    ("lenpen", math.nan, "lenpen is nan, not a number from 0 to 100"),
-    ("gnmt_lenpen", "no", "gnmt_lenpen is 'no', not true or false"),
-    ("beam", 0, "beam is 0, not a whole number from 1 to 1000"),
-    ("max_len_b", 1e9, "max_len_b is 1000000000.0, not a whole number"),
-    ("bleu", "\ud800", "half of a surrogate pair"),
-    ("scores", {"test": {"sacrebleu": {"against": {"measures": {"BLEU": {}}}}}}, "difference is missing"),
-])  # fmt: skip
-def test_settings_that_a_search_cannot_have(name, value, words, tmp_path, capsys):
-    """Each was taken, or ended in a traceback."""
-    run = make_run(tmp_path / "run", {**RECORD, name: value})
-    (run / "averaged.pt").touch()
-    (run / "data-bin").mkdir()
-    with pytest.raises(UsageError) as refused:
-        find_bundle(str(run))
-    assert words in str(refused.value) and str(refused.value).endswith("; run the recipe again with --stage 7")
-    assert main(["report", str(run)]) == 2
-    printed = capsys.readouterr()
-    assert words in printed.err and printed.err.count("\n") == 1 and not (run / "report.html").exists()
-
-
-@pytest.mark.parametrize("line, words", [
-    ("H-0\tx", "H-0 has no score"),
-    ("H-0", "H-0 has no score"),
-    ("H-" + "9" * 5000 + "\t-1\tx", "the sentence number has 5000 digits"),
-    ("T-0\tx", "has no line 'H-...'"),
-])  # fmt: skip
-def test_lines_that_fairseq_generate_does_not_write(line, words, tmp_path, capsys):
-    path = tmp_path / "out"
-    path.write_text(f"S-0\tx\n{line}\n")
-    for command in (["score", "--generate-output", str(path)],
-                    ["report", str(make_run(tmp_path / "run")), "--generate-output", str(path)]):  # fmt: skip
-        assert main(command) == 2
-        printed = capsys.readouterr()
-        assert words in printed.err and printed.err.count("\n") == 1, command
 
 
 VALUES = st.one_of(
@@ -218,8 +182,9 @@ READERS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("count", [6, pytest.param(25, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", READERS)
-def test_a_record_that_is_changed_at_random_is_read_or_refused_in_one_line(name, tmp_path, capsys):
+def test_a_record_that_is_changed_at_random_is_read_or_refused_in_one_line(name, count, tmp_path, capsys):
     run = make_run(tmp_path / "run")
     (run / "averaged.pt").touch()
     (run / "data-bin").mkdir()
@@ -227,7 +192,7 @@ def test_a_record_that_is_changed_at_random_is_read_or_refused_in_one_line(name,
     make_run(run / "seeds/seed1")
     strategy, commands = READERS[name]
 
-    @examples(25)
+    @examples(count)
     @given(strategy)
     def read(text):
         (run / name).write_text(text, encoding="utf-8", errors="surrogatepass")

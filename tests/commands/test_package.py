@@ -15,11 +15,13 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.plugin.stored import as_checkpoint
 from fairseq_deep.runtime import TextSteps, Translator, find_bundle
 from fairseq_deep.runtime.packaged import make_card
 from fairseq_deep.tools import main
 from tests.helpers.commands import PACKAGE, run, train_command
 from tests.helpers.exports import write_model
+from tests.helpers.models import make_batch, make_dictionary, make_tagged_dictionary, task_of
 from tests.helpers.paths import ROOT
 from tests.helpers.tools import EMPTY, GENERATE
 
@@ -31,6 +33,11 @@ RESULT = {
                                       "chrf_signature": "nc:6", "hypotheses": "/home/me/generate.txt"},
                         "tokenised": {"bleu": 30.0, "signature": "tok:none"}}},
 }  # fmt: skip
+
+
+def package(*words):
+    """Run the command, which works."""
+    assert main.main(["package", *map(str, words)]) == 0
 
 
 def lstm_of(trained, folder):
@@ -51,7 +58,7 @@ def pair(request, trained, tmp_path_factory):
     if request.param == "lstm":
         exp = lstm_of(trained, folder / "lstm")
         checkpoint = exp / "checkpoints/checkpoint_last.pt"
-    assert main.main(["package", str(exp), "--output", str(folder / "made"), "--licence", "MIT"]) == 0
+    package(exp, "--output", folder / "made", "--licence", "MIT")
     os.rename(folder / "made", folder / "elsewhere")
     return exp, checkpoint, folder / "elsewhere"
 
@@ -148,7 +155,7 @@ def test_sentencepiece_and_gnmts_length_penalty_are_kept(trained, tmp_path):
     (exp / "text/bpe/steps.json").write_text(json.dumps({"tokenizer": "none", "lowercase": False}))
     result = {"beam": 3, "lenpen": 3.0, "gnmt_lenpen": True, "max_len_a": 0.5, "max_len_b": 2}
     (exp / "RESULT.json").write_text(json.dumps(result))
-    assert main.main(["package", str(exp), "--output", str(tmp_path / "made")]) == 0
+    package(exp, "--output", tmp_path / "made")
     assert (tmp_path / "made/spm.model").is_file() and not (tmp_path / "made/code").exists()
     lines, search = raw_lines(trained)[:10], {**SEARCH, "lenpen": 3.0}
     want, got = (Translator(path, **search).translate_nbest(lines) for path in (exp, tmp_path / "made"))
@@ -193,64 +200,65 @@ def test_values_are_plain_text_in_the_card():
     assert "| architecture | `a_b` of fairseq_deep |" in card
 
 
-def test_an_ensemble_of_packages(trained, pair, tmp_path):
-    _, checkpoint, package = pair
+@pytest.fixture
+def parts(trained):
+    """The flags of a checkpoint without its recipe."""
+    return ["--data", trained / "data-bin", "--bpe-codes", trained / "text/bpe/code"]
+
+
+def test_an_ensemble_of_packages(trained, pair, parts, tmp_path):
+    _, checkpoint, folder = pair
     earlier = next(trained.glob("checkpoints/checkpoint_*_110.pt"))
-    words = ["--data", trained / "data-bin", "--bpe-codes", trained / "text/bpe/code", "--output", tmp_path / "earlier"]
-    assert main.main(["package", *map(str, [earlier, *words])]) == 0
-    lines = raw_lines(trained)[:10]
-    parts = {"data": str(trained / "data-bin"), "codes": str(trained / "text/bpe/code")}
-    want = [find_bundle(str(path), **parts) for path in (checkpoint, earlier)]
-    got = found(package, tmp_path / "earlier", lines=lines)
-    assert got == Translator(want, **SEARCH).translate_nbest(lines) != found(package, lines=lines)
+    package(earlier, *parts, "--output", tmp_path / "earlier")
+    lines, given = raw_lines(trained)[:10], {"data": str(parts[1]), "codes": str(parts[3])}
+    want = [find_bundle(str(path), **given) for path in (checkpoint, earlier)]
+    got = found(folder, tmp_path / "earlier", lines=lines)
+    assert got == Translator(want, **SEARCH).translate_nbest(lines) != found(folder, lines=lines)
 
 
-@pytest.fixture(scope="module")
-def packaged(trained, tmp_path_factory):
-    """The model of `trained`."""
-    folder = tmp_path_factory.mktemp("packaged") / "made"
-    assert main.main(["package", str(trained), "--output", str(folder)]) == 0
-    return folder / "model.safetensors"
-
-
-def test_training_goes_on_from_a_package(packaged, trained, tmp_path):
+def test_the_programs_of_fairseq_take_a_package(trained, pair, tmp_path):
+    """Training goes on from it, and its losses and translations are those of the checkpoint."""
+    exp, checkpoint, folder = pair
+    if exp != trained:
+        pytest.skip("one model is enough")
+    path = folder / "model.safetensors"
     flags = ["--source-lang", "en", "--target-lang", "de", "--max-source-positions", "24", "--max-update", "1"]
-    flags += ["--finetune-from-model", packaged, "--lr", "1e-30", "--disable-validation"]
+    flags += ["--finetune-from-model", path, "--lr", "1e-30", "--disable-validation"]
     run(*train_command(trained / "data-bin", tmp_path, *flags))
-    assert same_weights(trained / "averaged.pt", tmp_path / "checkpoint_last.pt")
-
-
-def test_validate_and_interactive(packaged, trained):
+    assert same_weights(checkpoint, tmp_path / "checkpoint_last.pt")
     flags = ["--user-dir", PACKAGE, "--task", "translation", "--cpu", "--path"]
-    done = [run("fairseq-validate", trained / "data-bin", "--max-tokens", "400", *flags, path)
-            for path in (trained / "averaged.pt", packaged)]  # fmt: skip
+    done = [run("fairseq-validate", trained / "data-bin", "--max-tokens", "400", *flags, each)
+            for each in (checkpoint, path)]  # fmt: skip
     losses = [re.findall(r"subset \| (loss \S+ \| nll_loss \S+)", each.stdout + each.stderr) for each in done]
     assert len(losses[0]) == 1 and losses[0] == losses[1]
     source = "".join((trained / "text/bpe/test.en").read_text().splitlines(keepends=True)[:5])
-    command = ["fairseq-interactive", trained / "data-bin", "--remove-bpe", *GENERATE, "--path", packaged]
+    command = ["fairseq-interactive", trained / "data-bin", "--remove-bpe", *GENERATE, "--path", path]
     said = [line.split("\t")[2] for line in run(*command, stdin=source).stdout.splitlines() if line[:2] == "H-"]
     translator = Translator([find_bundle(str(trained))], **SEARCH)
     want = [best.text for best, *_ in translator.translate_nbest(raw_lines(trained)[:5])]
     assert [translator.text.finish(line) for line in said] == want
+    mean = str(tmp_path / "mean.pt")
+    assert main.main(["average", "--inputs", str(checkpoint), str(path), "--output", mean]) == 0
+    assert same_weights(checkpoint, mean)
+    assert main.main(["plot", "weights", str(path), "--csv", str(tmp_path / "w.csv")]) == 0
 
 
-def other_words(exp, folder):
-    """The data of *exp* with two words of the dictionaries in each other's place."""
-    shutil.copytree(exp / "data-bin", folder)
-    for lang in ("en", "de"):
-        words = (folder / f"dict.{lang}.txt").read_text().splitlines(keepends=True)
-        (folder / f"dict.{lang}.txt").write_text("".join([words[1], words[0], *words[2:]]))
-    return folder
-
-
-def test_data_of_other_dictionaries_is_refused(packaged, trained, capsys, tmp_path):
-    """Before it is packaged, and by the package, though the sizes are equal."""
-    data = other_words(trained, tmp_path / "data")
-    words = ["--data", data, "--bpe-codes", trained / "text/bpe/code", "--output", tmp_path / "made"]
-    assert main.main(["package", *map(str, [trained / "averaged.pt", *words])]) == 2
-    assert "was trained with another source dictionary" in capsys.readouterr().err and not (tmp_path / "made").exists()
-    done = run("fairseq-generate", data, *GENERATE, "--path", packaged, check=False)
-    assert done.returncode == 1 and "was trained with another source dictionary" in done.stderr.splitlines()[-1]
+@pytest.mark.parametrize("cause", ["dictionary", "damage"])
+def test_fairseq_generate_refuses_a_package_in_one_line(cause, pair, tmp_path):
+    """Data of other dictionaries though the sizes are equal, and a damaged file."""
+    exp, _, folder = pair
+    data, made = shutil.copytree(exp / "data-bin", tmp_path / "data"), shutil.copytree(folder, tmp_path / "made")
+    weights = made / "model.safetensors"
+    told = f"fairseq_deep: {weights}: corrupt, its sha256 differs from SHA256SUMS; copy it again"
+    if cause == "damage":
+        weights.write_bytes(weights.read_bytes()[:-9])
+    else:
+        told = "was trained with another source dictionary"
+        for path in data.glob("dict.*.txt"):
+            words = path.read_text().splitlines(keepends=True)
+            path.write_text("".join([words[1], words[0], *words[2:]]))
+    done = run("fairseq-generate", data, *GENERATE, "--path", weights, check=False)
+    assert done.returncode == 1 and told in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
 
 
 def test_what_is_in_the_folder(pair):
@@ -261,33 +269,21 @@ def test_what_is_in_the_folder(pair):
     assert (package / "SHA256SUMS").read_text().splitlines() == lines
     assert subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=package, check=False).returncode == 0
     assert len({path.stat().st_mode for path in package.iterdir()} - {(package / "code").stat().st_mode}) == 0
-    for path in package.iterdir():
+    for path in package.iterdir():  # no pickle
         assert not zipfile.is_zipfile(path) and path.read_bytes()[:1] != b"\x80"
         assert os.fsencode(package.parent.parent) not in path.read_bytes()  # no path of the machine that made it
 
 
-def test_the_name_of_an_own_architecture_is_not_packaged(trained, tmp_path, monkeypatch):
+def test_the_card_and_an_own_architecture(trained, parts, tmp_path, monkeypatch):
+    """Of a model whose architecture has a name that is not packaged."""
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
-    state = torch.load(trained / "averaged.pt", weights_only=False)
-    for registry in (ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY):
-        monkeypatch.setitem(registry, "mine", registry[state["cfg"]["model"].arch])
-    state["cfg"]["model"].arch = state["cfg"]["model"]._name = "mine"
-    torch.save(state, tmp_path / "mine.pt")
-    words = ["--data", trained / "data-bin", "--bpe-codes", trained / "text/bpe/code", "--output", tmp_path / "made"]
-    assert main.main(["package", str(tmp_path / "mine.pt"), *map(str, words)]) == 0
-    assert json.loads((tmp_path / "made/config.json").read_text())["arch"] == "deep_transformer"
-
-
-def test_the_card(trained, tmp_path):
-    exp = tmp_path / "exp"
-    shutil.copytree(trained, exp, ignore=shutil.ignore_patterns("checkpoints"))
+    exp = shutil.copytree(trained, tmp_path / "exp", ignore=shutil.ignore_patterns("checkpoints"))
     (exp / "RESULT.json").write_text(json.dumps(RESULT))
-    words = ["--name", "Ours", "--licence", "CC-BY-4.0"]
-    assert main.main(["package", str(exp), "--output", str(tmp_path / "made"), *words]) == 0
+    package(exp, "--output", tmp_path / "made", "--name", "Ours", "--licence", "CC-BY-4.0")
     card = (tmp_path / "made/README.md").read_text()
-    state = torch.load(trained / "averaged.pt", weights_only=False)["model"]
-    sizes = {value.data_ptr(): value.numel() for key, value in state.items() if not key.endswith(EMPTY)}
+    state = torch.load(trained / "averaged.pt", weights_only=False)
+    sizes = {value.data_ptr(): value.numel() for key, value in state["model"].items() if not key.endswith(EMPTY)}
     for row in (
         "# Ours\n", "| licence | CC-BY-4.0 |", "| architecture | `transformer_dlcl_2l2l_tiny` of fairseq_deep |",
         f"| parameters | {sum(sizes.values()):,} |", f"| train | 22,000 | {'e' * 64} | {'d' * 64} |",
@@ -299,87 +295,39 @@ def test_the_card(trained, tmp_path):
     assert "/home/me" not in card
     config = json.loads((tmp_path / "made/config.json").read_text())
     assert (config["name"], config["licence"]) == ("Ours", "CC-BY-4.0")
+    for registry in (ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY):
+        monkeypatch.setitem(registry, "mine", registry[state["cfg"]["model"].arch])
+    state["cfg"]["model"].arch = state["cfg"]["model"]._name = "mine"
+    torch.save(state, tmp_path / "mine.pt")
+    package(tmp_path / "mine.pt", *parts, "--output", tmp_path / "own")
+    assert json.loads((tmp_path / "own/config.json").read_text())["arch"] == "deep_transformer"
 
 
-def damaged(trained, tmp_path, change):
-    state = torch.load(trained / "averaged.pt", weights_only=False)
-    change(state)
-    torch.save(state, tmp_path / "odd.pt")
-    return ["{here}/odd.pt", "--data", f"{trained}/data-bin", "--bpe-codes", f"{trained}/text/bpe/code"]
+def test_models_with_layers_per_language_are_packaged(tmp_path):
+    dictionaries = make_tagged_dictionary(38, 6), make_dictionary(30)
+    model = write_model(tmp_path, "matt_6l", dictionaries, language_norm=True, language_transform=True,
+                        decoder_layers=2)  # fmt: skip
+    package(tmp_path / "model.pt", "--tokenizer", "none", "--output", tmp_path / "package")
+    lines, search = ["<2l0> w1 w2 w3", "<2l5> w1 w2 w3", "w1 w2 w3"], {"beam": 3, "nbest": 3, "cpu": True}
+    bundles = find_bundle(str(tmp_path / "model.pt"), tokenizer="none"), find_bundle(str(tmp_path / "package"))
+    want, got = (Translator([bundle], **search).translate_nbest(lines) for bundle in bundles)
+    assert got == want and len({best.score for best, *_ in want}) == 3
+    # for fairseq's commands
+    state = as_checkpoint(str(tmp_path / "package/model.safetensors"))
+    copy = DeepTransformerModel.build_model(state["cfg"]["model"], task_of(*dictionaries)).eval()
+    copy.load_state_dict(state["model"])
+    source, lengths, target = make_batch(dictionaries[1], (4, 4, 4))
+    source[:, 0] = torch.tensor([dictionaries[0].index(tag) for tag in ("<2l0>", "<2l5>", "w1")])
+    assert torch.equal(copy(source, lengths, target)[0], model(source, lengths, target)[0])
 
 
-def infinite(state):
-    state["model"]["encoder.embed_tokens.weight"][0, 0] = float("inf")
-
-
-def large(state):
-    state["model"]["encoder.embed_tokens.weight"][5, 0] = 1e30
-
-
-def pruned(state):
-    state["cfg"]["model"].encoder_layers_to_keep = "0,1"
-
-
-def foreign(state):
-    state["cfg"]["model"]._name = state["cfg"]["model"].arch = "transformer_align"
-
-
-BAD = {
-    "exists": (None, ["{run}", "--output", "{here}/full"], "cannot write {here}/full: it exists and is"),
-    "a file": (None, ["{run}", "--output", "{here}/full/x"], "cannot write {here}/full/x: it exists and is"),
-    "no folder": (None, ["{run}", "--output", "{here}/a/b"], "cannot write {here}/a/b: the directory {here}/a does"),
-    "no run": (None, ["{here}/no"], "{here}/no does not exist: give the directory of a recipe, a packaged"),
-    "alone": (None, ["{run}/averaged.pt"], "{run}/dict.en.txt: cannot be read (No such file or directory); see --data"),
-    "no merges": (None, ["{run}/averaged.pt", "--data", "{run}/data-bin"], "{run}/data-bin has sub-words, but no"),
-    "not finite": (infinite, [], "{here}/odd.pt cannot be packaged: encoder.embed_tokens.weight holds NaN or Inf"),
-    "not merges": (None, ["{run}", "--bpe-codes", "{run}/RESULT.json"], "{run}/RESULT.json: not a valid file of"),
-    "too large": (large, ["--dtype", "float16"], "{here}/odd.pt cannot be packaged: encoder.embed_tokens.weight is "
-                  "beyond the range of torch.float16"),
-    "pruned": (pruned, [], "{here}/odd.pt"),
-    "of another package": (foreign, [], "{here}/odd.pt"),
-    "a name of two lines": (None, ["{run}", "--name", "a\nb"], "{run}/averaged.pt cannot be packaged: name is "),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line_and_leaves_nothing(name, trained, capsys, tmp_path):
-    change, words, message = BAD[name]
-    words = (damaged(trained, tmp_path, change) if change else []) + words
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/x").write_text("x")
-    before = sorted(tmp_path.rglob("*"))
-    places = {"here": str(tmp_path), "run": str(trained)}
-    words = [word.format(**places) for word in words]
-    words += [] if "--output" in words else ["--output", str(tmp_path / "made")]
-    assert main.main(["package", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and err.startswith(f"fairseq-deep package: {message.format(**places)}")
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_damaged_folder_ends_fairseq_generate_in_one_line(packaged, trained, tmp_path):
-    shutil.copytree(packaged.parent, tmp_path / "made")
-    weights = tmp_path / "made/model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-9])
-    done = run("fairseq-generate", trained / "data-bin", *GENERATE, "--path", weights, check=False)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    told = f"fairseq_deep: {weights}: corrupt, its sha256 differs from SHA256SUMS; copy it again"
-    assert done.stderr.splitlines()[-1] == told
-
-
-def test_without_safetensors_the_cure_is_named(packaged, trained, capsys, monkeypatch, tmp_path):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "safetensors"]:
+def test_a_package_is_not_packaged_again_and_needs_safetensors(pair, command, monkeypatch, tmp_path):
+    code, _, error = command("package", pair[2], "--output", tmp_path / "made")
+    assert code == 2 and "is already a packaged model: copy the directory" in error
+    for name in ["safetensors", *(name for name in sys.modules if name.startswith("safetensors."))]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    for words in (["translate", str(packaged)], ["package", str(trained), "--output", str(tmp_path / "made")]):
-        assert main.main(words) == 2
-        assert capsys.readouterr().err.endswith("is missing: pip install safetensors\n")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_package_is_not_packaged_again(pair, capsys, tmp_path):
-    assert main.main(["package", str(pair[2]), "--output", str(tmp_path / "made")]) == 2
-    assert "is already a packaged model: copy the directory" in capsys.readouterr().err
+    code, _, error = command("translate", pair[2])
+    assert code == 2 and error.endswith("is missing: pip install safetensors\n")
 
 
 def test_a_write_that_fails_leaves_nothing(trained, capsys, monkeypatch, tmp_path):
@@ -398,15 +346,3 @@ def test_a_write_that_fails_leaves_nothing(trained, capsys, monkeypatch, tmp_pat
     monkeypatch.undo()
     assert main.main(["package", str(trained), "--output", str(tmp_path / "made")]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
-
-
-def test_the_other_tools_take_a_package(pair, trained, tmp_path):
-    exp, checkpoint, package = pair
-    weights = str(package / "model.safetensors")
-    mean = str(tmp_path / "mean.pt")
-    assert main.main(["average", "--inputs", str(checkpoint), weights, "--output", mean]) == 0
-    assert same_weights(checkpoint, mean)
-    bundle = find_bundle(mean, data=str(package), codes=str(package / "code"))
-    line = raw_lines(exp)[:1]
-    assert Translator([bundle], **SEARCH).translate_nbest(line) == found(exp, lines=line)
-    assert main.main(["plot", "weights", weights, "--csv", str(tmp_path / "w.csv")]) == (2 if exp != trained else 0)

@@ -1,5 +1,6 @@
 """``fairseq-deep distill``: the teacher's output as a training text, also after an interruption at any point."""
 
+import fcntl
 import gzip
 import hashlib
 import json
@@ -16,12 +17,9 @@ from sacrebleu.metrics import BLEU
 
 from fairseq_deep.recipes.text.distilled import RECORD
 from fairseq_deep.tools import translate
-from fairseq_deep.tools.main import main
 from tests.helpers import faults
 from tests.helpers.commands import BIN, run
-from tests.helpers.tools import failing
 
-fails = failing("distill")
 GREEDY = ["--beam", "1"]  # where batches differ, and with them the rounding that decides between near hypotheses
 
 
@@ -52,14 +50,11 @@ def whole(trained, text, tmp_path_factory):
     return output
 
 
-def test_targets_are_those_of_translate(trained, text, whole, tmp_path):
+def test_targets_are_those_of_translate_and_all_else_that_of_the_text(trained, text, whole, tmp_path):
     assert (whole / "train.de").read_text() == translated(trained, text, *GREEDY)
     distill(trained, text, tmp_path / "out")  # one shard: also the batches are those of translate
     assert (tmp_path / "out/train.de").read_text() == translated(trained, text, "--beam", "5")
     assert (tmp_path / "out/train.de").read_text() != (text / "train.de").read_text()
-
-
-def test_all_else_is_that_of_the_text(text, whole):
     others = ["train.en", "valid.en", "valid.de", "test.en", "test.de"]
     assert sorted(path.name for path in whole.iterdir()) == sorted([*others, "train.de", RECORD])
     assert all((whole / name).read_bytes() == (text / name).read_bytes() for name in others)
@@ -69,31 +64,28 @@ def test_all_else_is_that_of_the_text(text, whole):
     assert not whole.with_name("out.unfinished").exists()
 
 
-def test_a_finished_folder_is_verified(trained, text, whole, tmp_path, capsys):
-    words = ["--text", text, "--output", whole, "--cpu", *GREEDY, "--shard-lines", "10"]
-    done = run("fairseq-deep", "distill", trained, *words)
-    assert done.stdout == f"{whole} is complete: 200 pairs, checksums verified; nothing to do\n"
+def test_a_finished_folder_is_verified_and_belongs_to_its_settings(trained, text, whole, tmp_path, command):
+    def again(teacher=trained, folder=text, output=whole, *more):
+        words = ["--text", folder, "--output", output, "--cpu", *GREEDY, "--shard-lines", "10"]
+        code, *said = command("distill", teacher, *words, *more)
+        return code, "".join(said)
+
+    assert again() == (0, f"{whole} is complete: 200 pairs, checksums verified; nothing to do\n")
     copy = shutil.copytree(whole, tmp_path / "copy")
     with (copy / "train.de").open("a") as stream:
         stream.write("one more\n")
-    words[3] = copy
-    line = fails(capsys, trained, *words)
-    assert f"{copy}/train.de is missing or corrupt: delete {copy} and run the same command again" in line
-
-
-def test_another_teacher_text_or_search_is_rejected(trained, text, whole, tmp_path, capsys):
-    words = ["--output", whole, "--cpu", *GREEDY, "--shard-lines", "10"]
+    code, line = again(output=copy)
+    assert code == 2 and f"{copy}/train.de is missing or corrupt: delete {copy} and run the same command again" in line
+    other = shutil.copytree(text, tmp_path / "text")
+    (other / "train.en").write_text("".join((text / "train.en").read_text().splitlines(keepends=True)[::-1]))
     earlier = next(trained.glob("checkpoints/checkpoint_*_110.pt"))
     parts = ["--data", trained / "data-bin", "--bpe-codes", trained / "text/bpe/code"]
-    line = fails(capsys, earlier, "--text", text, *words, *parts)
-    assert f"{whole} was written with another teacher" in line and line.endswith("use the same, or another --output\n")
-    other = shutil.copytree(text, tmp_path / "text")
-    lines = (other / "train.en").read_text().splitlines(keepends=True)
-    (other / "train.en").write_text("".join(lines[::-1]))
-    assert f"{whole} was written with another text: use" in fails(capsys, trained, "--text", other, *words)
-    assert "another search, another --choose: use" in fails(
-        capsys, trained, "--text", text, "--choose", "nearest", *words[:3], "--shard-lines", "10"
-    )
+    nearest = ["--beam", "3", "--choose", "nearest"]
+    for words, problem in (((earlier, text, whole, *parts), "another teacher"), ((trained, other), "another text: use"),
+                           ((trained, text, whole, *nearest), "another search, another --choose: use")):  # fmt: skip
+        code, line = again(*words)
+        assert code == 2 and line.count("\n") == 1 and f"{whole} was written with {problem}" in line
+        assert line.endswith("use the same, or another --output\n")
     assert hashes(whole)["train.de"] == json.loads((whole / RECORD).read_text())["files"]["train.de"]
 
 
@@ -112,20 +104,16 @@ def test_the_nearest_hypothesis(trained, text, tmp_path):
 
 def test_compressed_text_lines_that_are_too_long_and_a_shard_of_unknown_words(trained, text, tmp_path):
     (tmp_path / "in").mkdir()
+    written = {}
     for lang, long, unknown in (("en", "we see the house " * 9, "ξένη γλώσσα"), ("de", "zu lang", "fremd")):
-        lines = [*(text / f"train.{lang}").read_text().splitlines()[:3], long.strip(), unknown]
+        written[lang] = [*(text / f"train.{lang}").read_text().splitlines()[:3], long.strip(), unknown]
         with gzip.open(tmp_path / f"in/train.{lang}.gz", "wt") as stream:
-            stream.write("\n".join(lines) + "\n")
+            stream.write("\n".join(written[lang]) + "\n")
     done = distill(trained, tmp_path / "in", tmp_path / "out", "--shard-lines", "4")
     assert done.stdout.endswith(f"{tmp_path}/out: 5 pairs; 1 too long for the teacher keep their reference\n")
     found = (tmp_path / "out/train.de").read_text().splitlines()
     assert len(found) == 5 and found[3] == "zu lang"
-    assert (tmp_path / "out/train.en").read_text().splitlines() == lines_of(tmp_path / "in/train.en.gz")
-
-
-def lines_of(path):
-    with gzip.open(path, "rt") as stream:
-        return stream.read().splitlines()
+    assert (tmp_path / "out/train.en").read_text().splitlines() == written["en"]
 
 
 def wait_for(condition):
@@ -246,68 +234,18 @@ def test_a_process_that_is_killed_is_one_line(trained, text, tmp_path):
     assert "a translating process has ended (status -9), perhaps out of memory: run the same command" in errors
 
 
-def test_one_command_at_a_time(trained, text, tmp_path, capsys):
-    import fcntl
-
+def test_one_command_at_a_time(trained, text, tmp_path, command):
     (tmp_path / "out.unfinished").mkdir()
     with open(tmp_path / "out.unfinished/lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        line = fails(capsys, trained, "--text", text, "--output", tmp_path / "out")
-    assert line.endswith("out.unfinished is in use by another process: try again later\n")
+        code, _, line = command("distill", trained, "--text", text, "--output", tmp_path / "out")
+    assert code == 2 and line.endswith("out.unfinished is in use by another process: try again later\n")
 
 
-def only_german(folder):
-    for path in folder.glob("*.en"):
-        path.unlink()
-
-
-def one_more(folder):
-    with (folder / "train.de").open("a") as stream:
-        stream.write("mehr\n")
-
-
-def another_language(folder):
-    (folder / "train.en").write_text("ξένη γλώσσα\n" * 200)
-
-
-BAD = {
-    "another pair": (only_german, [], "the teacher translates en to de: {text}/train.en is missing (plain or .gz)"),
-    "lines": (one_more, [], "{text}/train.en has 200 lines but {text}/train.de has 201: give files"),
-    "language": (another_language, [], "the teacher's dictionary lacks 100 % of the source tokens: give text in"),
-    "no text": (shutil.rmtree, [], "--text {text}: no such directory"),
-    "in the way": (None, ["--output", "{text}"], "cannot write {text}: it exists and is not an empty directory"),
-    "no parent": (None, ["--output", "{text}/no/out"], "cannot write {text}/no/out: the directory {text}/no does"),
-    "direction": (None, ["-s", "de", "-t", "en"], "averaged.pt translates en to de, not de to en; omit -s and -t"),
-    "encoding": (lambda folder: (folder / "train.de").write_bytes(b"\xff\n"), [], "train.de, line 1: not UTF-8"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line(case, trained, text, tmp_path, capsys):
-    change, flags, problem = BAD[case]
-    folder = shutil.copytree(text, tmp_path / "text")
-    if change:
-        change(folder)
-    flags = [flag.format(text=folder) for flag in flags]
-    line = fails(capsys, trained, "--text", folder, "--output", tmp_path / "out", "--cpu", *flags)
-    assert problem.format(text=folder) in line and not (tmp_path / "out").exists()
-
-
-def test_a_teacher_of_another_dictionary_is_one_line(trained, text, tmp_path, capsys):
-    data = shutil.copytree(trained / "data-bin", tmp_path / "data")
-    for lang in ("en", "de"):
-        lines = (data / f"dict.{lang}.txt").read_text().splitlines(keepends=True)
-        (data / f"dict.{lang}.txt").write_text("".join([lines[1], lines[0], *lines[2:]]))
-    line = fails(capsys, trained, "--text", text, "--output", tmp_path / "out", "--cpu", "--data", data)
-    assert "the checkpoint was trained with another source dictionary" in line
-    words = ["--text", text, "--output", tmp_path / "out", "--cpu", *GREEDY]
-    assert main(["distill", str(trained), *map(str, words)]) == 0, "the failed call left nothing in the way"
-
-
-def test_ctrl_c_says_how_to_resume(monkeypatch, capsys):
+def test_ctrl_c_says_how_to_resume(monkeypatch, command):
     def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(translate, "find_parts", interrupted)
-    assert main(["distill", "MODEL", "--text", "TEXT", "--output", "OUT"]) == 130
-    assert capsys.readouterr().err == "fairseq-deep distill: interrupted; the same command resumes\n"
+    told = "fairseq-deep distill: interrupted; the same command resumes\n"
+    assert command("distill", "MODEL", "--text", "TEXT", "--output", "OUT") == (130, "", told)
