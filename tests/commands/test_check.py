@@ -164,8 +164,8 @@ def rewritten(path, change, compression=zipfile.ZIP_STORED):
     (lambda entries: entries, zipfile.ZIP_DEFLATED, 1, "compressed"),
     (lambda entries: [*entries, entries[-1]], zipfile.ZIP_STORED, 1, "duplicate names"),
     (lambda entries: [*entries, ("c/constants.pkl", b"")], zipfile.ZIP_STORED, 1, "TorchScript"),
-    (lambda entries: [(name, b"x" if "/data/" in name else it) for name, it in entries], zipfile.ZIP_STORED, 2,
-     "the values of w are incomplete"),
+    *((lambda entries, odd=odd: [(name, odd if "/data/" in name else it) for name, it in entries], zipfile.ZIP_STORED,
+       2, "the values of w are incomplete") for odd in (b"x", bytes(99))),
 ])  # fmt: skip
 def test_odd_zip_files(check, tmp_path, change, compression, code, said):
     torch.save(state(), tmp_path / "c.pt")

@@ -64,6 +64,7 @@ def test_means_and_win_ratio_are_those_of_the_definitions(capsys, tmp_path):
     assert one["bleu4"] == pytest.approx(statistics.fmean(found[f"en-{lang}"] for lang in ("de", "zh", "br", "te")))
     back = result["directions"]["xx-en"]
     assert back["bleu"] == pytest.approx((found["de-en"] + found["fr-en"]) / 2) and "bleu4" not in back
+    assert result["bleu"] == pytest.approx(statistics.fmean(found.values()))
     assert "tok:13a" in result["signature"] and said.splitlines()[-1] == f"BLEU = {result['bleu']:.2f}"
 
 
