@@ -52,6 +52,14 @@ def test_symbols_of_sub_words():
     assert [symbol for symbol, found in parts.items() if found] == ["ab@@", "\u2581ab"]
 
 
+@pytest.mark.parametrize("kind, line, words", [
+    ("subword-nmt", "a@@ b c@@", "ab c"), ("sentencepiece", "\u2581a b \u2581c", "ab c"), (None, "a@@ b", "a@@ b"),
+])  # fmt: skip
+def test_sub_words_are_joined(kind, line, words):
+    """Also one that ends a line, as --remove-bpe does."""
+    assert text.joined(line, kind) == words
+
+
 CODES = {"zh": "zh zh-CN zh_TW ZH zho zho_Hans zho_Hant chi cmn cmn_Hant yue_Hant", "ja": "ja ja_XX jpn jpn_Jpan",
          "ko": "ko ko-KR ko_KR kor kor_Hang", "th": "th th_TH tha_Thai", "de": "de de_DE deu deu_Latn ger",
          "en": "en en-GB eng_Latn", "ro": "ro ro_RO ron_Latn rum", "tr": "tr tr_TR", "ast": "ast ast_Latn"}  # fmt: skip
