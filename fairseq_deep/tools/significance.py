@@ -5,6 +5,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from fairseq_deep.tools import UsageError, format_table, read_lines
@@ -95,13 +96,13 @@ def read_other(path: str, references: list[list[str]], lang: str = "") -> list[s
         hypotheses = read_lines(path)
     else:
         hypotheses, others = read_run(path, lang)
-        if len(others) == len(references) and len(others[0]) == len(references[0]) and others != references:
-            pairs = zip(zip(*others), zip(*references))
-            line = next((number for number, (a, b) in enumerate(pairs, 1) if a != b), "the last")
-            raise UsageError(f"{path} has other references (line {line}); score both systems on the same test set")
         if len(others) != len(references):
             counts = f"{path} was scored with {len(others)} set(s) of references, not {len(references)}"
             raise UsageError(f"{counts}; score both systems with the same references")
+        if others != references:
+            pairs = enumerate(zip(zip_longest(*others), zip_longest(*references)), 1)
+            line = next((number for number, (a, b) in pairs if a != b), min(map(len, (*others, *references))) + 1)
+            raise UsageError(f"{path} has other references (line {line}); score both systems on the same test set")
     if len(hypotheses) != len(references[0]):
         counts = f"{path} has {len(hypotheses)} sentences, but the references {len(references[0])}"
         raise UsageError(f"{counts}; translate the same test set with both systems")

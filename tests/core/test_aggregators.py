@@ -304,7 +304,7 @@ def test_a_special_case_is_the_plain_model(norm, name, options, more, change, bu
         assert not torch.allclose(model(*batch)[0], plain(*batch)[0], rtol=0.01)
 
 
-@pytest.mark.parametrize("name", set(OPTIONS) - {"gtrans", "mlrf", "routing", *SPLIT})
+@pytest.mark.parametrize("name", sorted({*OPTIONS} - {"gtrans", "mlrf", "routing", *SPLIT}))
 def test_a_stack_without_layers_passes_the_embeddings_on(name):
     x = torch.randn(T, B, C)
     torch.testing.assert_close(run(make(name, 0, C), x, []), x)
