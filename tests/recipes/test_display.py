@@ -31,9 +31,10 @@ result = '{"valid_ppl": 5.0}'
 os.makedirs(sys.argv[1] + "/shared", exist_ok=True)
 runs = []
 for label in ("one", "two"):
-    run = Run(Facts(label=label, ours=False), 1, sys.argv[1], ["--max-update", "4", says])
-    runs.append(run)
-open(sys.argv[1] + "/RESULT.json", "w").write(result)
+    folder = sys.argv[1] + "/" + label
+    os.makedirs(folder, exist_ok=True)
+    open(folder + "/RESULT.json", "w").write(result)
+    runs.append(Run(Facts(label=label, ours=False), 1, folder, ["--max-update", "4", says]))
 trainings.Trainings(runs, 2, 0, 0, 1, sys.argv[1] + "/shared").work()
 """
 
