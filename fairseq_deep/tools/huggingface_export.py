@@ -5,6 +5,7 @@ import contextlib
 import copy
 import glob
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ from fairseq_deep.tools import huggingface_format as form
 from fairseq_deep.tools import huggingface_tokenizer as text
 from fairseq_deep.tools.export import naming_others
 from fairseq_deep.tools.huggingface_pieces import Pieces, tags_of
+
+OTHER_TAG = re.compile(r"[^\w&].*[^\W\d_].*|__.*")
+"""Tags such as >>de<< and __de__, but not @-@, &quot; and words that other steps of a corpus joined."""
 
 TARGET = "target"
 """Directory of the target tokenizer, if there are two dictionaries."""
@@ -99,7 +103,8 @@ def collect(args: argparse.Namespace) -> Parts:
     with naming_others():
         plain, streams = make_plain(bundle, loaded)
     steps = bundle.text_steps(loaded.source_lang, loaded.target_lang, loaded.source)  # also checks the codes
-    tags = [tag for tag in steps.tags(loaded.source.symbols[4:]) if not TAG.fullmatch(tag) and tag[0] != "&"]
+    found = steps.tags(loaded.source.symbols[4:])
+    tags = [tag for tag in found if OTHER_TAG.fullmatch(tag) and not TAG.fullmatch(tag)]
     if tags:
         raise UsageError(f"the tokenizer for transformers keeps only tags such as <2de> whole, and would split "
                          f"{tags[0]} of {bundle.checkpoint}: use --format torch, or train with such tags")  # fmt: skip

@@ -1,4 +1,4 @@
-"""fairseq-deep diagnose: what is measured, on what, and how it is told."""
+"""fairseq-deep diagnose: its measurements, their data and the printed tables."""
 
 import json
 import sys

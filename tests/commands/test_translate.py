@@ -66,7 +66,7 @@ def generated(trained, path, tmp_path):
 
 
 def test_it_is_what_generate_and_score_give(trained, source, alone, translate, tmp_path):
-    """With the beam and the length penalty of the experiment, or given for a checkpoint with its parts beside it."""
+    """Beam and length penalty come from the experiment, or are given for a checkpoint."""
     want, scores = generated(trained, trained / "averaged.pt", tmp_path)
     assert len({*want}) > 5
     code, out, err = translate(trained, "--input", source)
@@ -188,7 +188,7 @@ def test_other_precisions_translate_nearly_alike(precision, trained, source, tra
 
 
 def test_translations_are_utf_8_whatever_the_locale(trained, source):
-    """As the input is; else a letter that the locale has not ends the output half-way."""
+    """The input is UTF-8, too. Otherwise a letter that the locale lacks would end the output."""
     words = [BIN / "fairseq-deep", "translate", trained, "--input", source]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done, usual = (subprocess.run(words, capture_output=True, env=env) for env in (environment, None))

@@ -11,7 +11,7 @@ import torch
 
 from fairseq_deep.core.torch_export import SourceProgram, StepProgram
 from fairseq_deep.runtime import Translator, find_bundle, load_model, text
-from fairseq_deep.tools import UsageError, main, torch_check, torch_format
+from fairseq_deep.tools import UsageError, huggingface_export, main, torch_check, torch_format
 from tests.helpers.commands import run
 from tests.helpers.exports import dictionary_of, learn_pieces, tokenised_lines, write_model
 from tests.helpers.models import make_dictionary
@@ -197,6 +197,12 @@ def test_tags_of_any_form_stay_whole(tmp_path, capsys, example):
     words = ["export", *map(str, [*words, "--format", "huggingface", "--output", tmp_path / "out"])]
     assert main.main(words) == 2 and not (tmp_path / "out").exists()
     assert "would split >>de<< of" in capsys.readouterr().err
+
+
+def test_joined_words_of_a_corpus_are_no_tags():
+    """Which Moses or jieba would split, too, and which a corpus of another tokenisation has."""
+    names = [">>de<<", "__de__", "[de]", "@-@", "&quot;", "--", "\u7814\u7a76\u751f\u547d"]
+    assert [name for name in names if huggingface_export.OTHER_TAG.fullmatch(name)] == names[:3]
 
 
 def failing(*words, **more):
