@@ -4,7 +4,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    if sys.argv[1].startswith("recipe/") or sys.argv[3] == "check":
+    if sys.argv[1].startswith("recipe/"):
         sys.modules["fairseq"] = None
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     from fairseq_deep.recipes.driver import main

@@ -1,14 +1,14 @@
-"""The driver of a recipe: reads options, prints the plan, and runs the stages.
+"""The driver of the experiments: reads options, prints the plan, and runs the stages.
 
-    driver KIND SCRIPT check WORDS...    # rejects bad input, prints the plan; exit status 3: nothing to do
-    driver KIND SCRIPT run WORDS...      # in the environment of the recipes
+    driver KIND SCRIPT WORDS...
 
-KIND is ``recipe/TASK`` (a directory under ``examples/`` with a file ``recipe.args``), ``compare`` or ``claims``. SCRIPT
-is the script that the user called.
+KIND is ``recipe/TASK`` (a directory under ``examples/`` with a file ``recipe.args``) or ``compare``. SCRIPT is the
+script that the user called.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import importlib
@@ -20,16 +20,15 @@ import sys
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.machine import count_cores
 
-from . import estimate, lock, model, nodes, record, scripts, seeds
+from . import estimate, model, nodes, record, scripts, seeds
+from .display import Display
+from .engine import Engine, Stopped
 from .options import EXAMPLES
 from .plan import Plan
-from .process import LOCKS, Plain, Stopped, Supervisor
 from .recipe import Recipe
 from .runner import Runner, StageFailed, of_system, report_result
 from .steps import STAGES, set_up, start_training
-
-DONE = 3
-"""Exit status of ``check`` if there is nothing to do."""
+from .watch import Watch
 
 
 def read_options(task: str, words: list[str]) -> Recipe:
@@ -52,61 +51,43 @@ def main(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except (Stopped, KeyboardInterrupt):
+        return 130
+    except StageFailed as end:
+        print(end, file=sys.stderr)
+        return end.status
+    except UsageError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"error: {of_system(error)}", file=sys.stderr)
         return 2
 
 
-def _main(kind: str, script: str, action: str, *words: str) -> int:
-    if kind in ("compare", "claims"):
-        return importlib.import_module(f"{__package__}.{kind}.driver").main(script, action, list(words))
-    try:
-        options = read_options(kind.removeprefix("recipe/"), list(words))
-        plan = Plan(options)
-        if options.help:
-            options.parser(os.path.basename(script)).print_help()
-            return DONE
-        plan.resolve()
-        return check(plan, script, list(words)) if action == "check" else run(plan, script, list(words))
-    except StageFailed as end:
-        print(end, file=sys.stderr)
-        return end.status
-    except Stopped:
-        return 130
-    except KeyboardInterrupt:
-        return 130
-    except UsageError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        return 2
-
-
-def check(plan: Plan, script: str, words: list[str]) -> int:
-    """Print the plan and run the actions that do not require the environment."""
-    options = plan.options
+def _main(kind: str, script: str, *words: str) -> int:
+    if kind == "compare":
+        return importlib.import_module(f"{__package__}.compare.driver").main(script, list(words))
+    options = read_options(kind.removeprefix("recipe/"), list(words))
+    plan = Plan(options)
+    if options.help:
+        options.parser(os.path.basename(script)).print_help()
+        return 0
+    plan.resolve()
     if options.show_config:
         for name, value in dataclasses.asdict(options).items():
             print(f"{name:20} {json.dumps(value)}")
-        return DONE
-    exports = model.describe_exports(plan.train_command) if options.dry_run else ""  # otherwise stage 0 prints it
-    for line in estimate.describe(plan):
+        return 0
+    describe(plan)
+    return run(plan, script, list(words))
+
+
+def describe(plan: Plan) -> None:
+    """Print the plan, and reject an experiment without enough free disk space."""
+    exports = model.describe_exports(plan.train_command) if plan.options.dry_run else ""  # otherwise stage 0 prints it
+    for line in filter(None, (*estimate.describe(plan), exports)):
         print(line, flush=True)
-    if exports:
-        print(exports, flush=True)
-    if options.sbatch:
-        if options.dry_run:
-            print(f"would write {options.sbatch}")
-        else:
-            scripts.write_sbatch(plan, script, words)
-        return DONE
-    if options.dry_run:
-        if plan.place.rank == 0:
-            current = os.environ.get("FAIRSEQ_DEEP_ENV") == "current"
-            print(f"ensure_env  # {'checks the active environment' if current else 'creates or updates .venv'}")
-        run(plan, script, words)
-        return DONE
-    if plan.place.rank == 0:
+    if not plan.place.rank and not plan.options.dry_run:
         check_disk(plan)
-    return 0
 
 
 def check_disk(plan: Plan) -> None:
@@ -120,22 +101,29 @@ def check_disk(plan: Plan) -> None:
 
 
 def run(plan: Plan, script: str, words: list[str]) -> int:
-    """Run the stages of this machine."""
+    """Run the stages of this machine, and return the exit status."""
     options = plan.options
-    supervisor = Supervisor([int(pid) for pid in os.environ.get("RECIPE_OWNER", "").split(",") if pid])
-    if not options.dry_run:
-        supervisor.install()
-        if not options.ngpu:
-            share_cores(plan.processes)
+    if options.dry_run:
+        return asyncio.run(run_stages(Runner(plan, Engine())))
+    if not options.ngpu:
+        share_cores(plan.processes)
+    with Engine() as engine:
+        runner = Runner(plan, engine)
+        if not plan.place.rank:
+            prepare(runner)
+            scripts.write_commands(plan, script, words)
+        return asyncio.run(run_stages(runner))
+
+
+async def run_stages(runner: Runner) -> int:
+    """Run the stages of this machine, and return the exit status."""
+    plan, options = runner.plan, runner.plan.options
     if plan.place.rank:
-        return join_training(plan, supervisor)
-    runner = Runner(plan, supervisor)
-    if not options.dry_run:
-        prepare(runner, script, words)
+        return await join_training(runner)
     if plan.seed_list:
-        runner.run_stages(STAGES, options.stage, min(options.stop_stage, 3))
-        return run_seeds(runner) if options.stop_stage >= 4 else 0
-    runner.run_stages(STAGES, options.stage, options.stop_stage)
+        await runner.run_stages(STAGES, options.stage, min(options.stop_stage, 3))
+        return await run_seeds(runner) if options.stop_stage >= 4 else 0
+    await runner.run_stages(STAGES, options.stage, options.stop_stage)
     if options.stop_stage == 7 and not options.dry_run:
         record.print_table(plan.exp, plan.langs, report_result(runner))
     return 0
@@ -152,29 +140,19 @@ def share_cores(processes: int) -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 
-def make_folder(plan: Plan, name: str) -> None:
-    """Create the directory of the experiment, and lock its file *name*."""
-    try:
-        os.makedirs(plan.path("logs"), exist_ok=True)
-        LOCKS.append(lock.take(plan.path(name), plan.exp))
-    except OSError as error:
-        raise UsageError(f"cannot write to {plan.exp} ({error.strerror}): choose another --exp") from error
-
-
-def prepare(runner: Runner, script: str, words: list[str]) -> None:
-    """Create and lock the directory, and write the scripts with the command and its resumption."""
+def prepare(runner: Runner) -> None:
+    """Create and lock the directory of a run."""
     plan, options = runner.plan, runner.plan.options
-    make_folder(plan, ".lock")
+    runner.engine.take_lock(plan.exp)
+    os.makedirs(plan.path("logs"), exist_ok=True)
     if options.start_from:
         seeds.link_text(options.start_from, plan.exp)
     elif _changes_text(runner) and seeds.unlink_text(plan.exp):
         runner.markers.forget(1)  # the links were to the text of another run
     if plan.place.nnodes > 1:
         nodes.check_port(plan.place.port)
-    runner.peers = plan.place.watch_peers(plan.path("logs"))
     if options.stage:
         runner.markers.forget(options.stage)
-    scripts.write_commands(plan, script, words)
 
 
 def _changes_text(runner: Runner) -> bool:
@@ -183,13 +161,13 @@ def _changes_text(runner: Runner) -> bool:
     return 0 < stage < 4 or not stage and not all(map(runner.markers.is_done, (1, 2, 3)))
 
 
-def run_seeds(runner: Runner) -> int:
+async def run_seeds(runner: Runner) -> int:
     """Train each seed; a failed seed does not stop the others, but invalid input and signals stop the run."""
     plan, options, good, failed = runner.plan, runner.plan.options, [], []
     for seed in plan.seed_list:
         print(f"seed {seed}", flush=True)
         try:
-            _run_seed(Runner(plan.of_seed(seed), runner.supervisor))
+            await _run_seed(Runner(plan.of_seed(seed), runner.engine))
             good.append(seed)
         except StageFailed as end:
             if end.status != 1:
@@ -203,14 +181,14 @@ def run_seeds(runner: Runner) -> int:
     return 1 if failed else 0
 
 
-def _run_seed(runner: Runner) -> None:
+async def _run_seed(runner: Runner) -> None:
     plan, options = runner.plan, runner.plan.options
     first = max(options.stage, 4)
     if not runner.dry:
         seeds.link_text(plan.home, plan.exp)
         if options.stage:
             runner.markers.forget(first)
-    runner.run_stages(STAGES, first, options.stop_stage)
+    await runner.run_stages(STAGES, first, options.stop_stage)
     if options.stop_stage == 7 and not runner.dry:
         found = report_result(runner)
         perplexities = f"  valid ppl   {found.get('valid_ppl', '-')} (best {found.get('best_valid_ppl', '-')})"
@@ -218,34 +196,25 @@ def _run_seed(runner: Runner) -> None:
         print(f"seed {options.seed}: {said}", flush=True)
 
 
-def join_training(plan: Plan, supervisor: Supervisor) -> int:
-    """Run the part of any machine except the first: train when the data are ready."""
-    options, rank = plan.options, plan.place.rank
+async def join_training(runner: Runner) -> int:
+    """Run the part of any machine except the first: train with it."""
+    plan, options = runner.plan, runner.plan.options
+    rank, first = plan.place.rank, f"{plan.place.host}:{plan.place.port}"
     if not options.stage <= 4 <= options.stop_stage:
         print("only the first machine runs these stages: nothing to do here")
         return 0
-    runner = Runner(plan, supervisor)
     if runner.dry:
-        STAGES[4](runner)
+        await start_training(runner)
         return 0
-    make_folder(plan, f"logs/node{rank}.lock")
-    runner.peers = plan.place.watch_peers(plan.path("logs"))
+    runner.engine.take_lock(plan.path("logs"), f"node{rank}.lock")
     if not options.stage:
         print("stage 0 set-up", flush=True)
-        runner.attempt(0, lambda each: set_up(each, f"logs/node{rank}.env.txt"), f"0-set-up.node{rank}.log")
-    first = f"{plan.place.host}:{plan.place.port}"
-    print(f"stage 4 train, after machine 0 ({first}) has prepared the data", flush=True)
-    runner.attempt(4, _train_with_first, f"4-train.node{rank}.log")
+        await runner.attempt(0, lambda each: set_up(each, f"logs/node{rank}.env.txt"), f"0-set-up.node{rank}.log")
+        if runner.markers.is_done(4):
+            print("stage 4 train: already done", flush=True)
+            return 0
+    print(f"stage 4 train, when machine 0 ({first}) has prepared the data", flush=True)
+    watch = Watch(Display(every=600))
+    await runner.attempt(4, lambda each: start_training(each, watch), f"4-train.node{rank}.log")
     print("  done; machine 0 runs the remaining stages", flush=True)
     return 0
-
-
-def _train_with_first(runner: Runner) -> None:
-    plan, markers = runner.plan, runner.markers
-    trained = None if plan.options.stage else (markers.path(4), plan.keys[4])
-    nodes.wait(plan.place, plan.options.wait_hours, runner.peers, (markers.path(3), plan.keys[3]), trained)
-    if trained and markers.is_done(4):
-        print("  already done", flush=True)
-        return
-    runner.every = 600
-    start_training(runner, Plain(runner.every))

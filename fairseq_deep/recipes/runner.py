@@ -7,28 +7,34 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from typing import IO, Any
 
 from fairseq_deep.errors import UsageError, one_line
 from fairseq_deep.tools import results
 
 from . import record
-from .display import clock
+from .display import Display, clock
+from .engine import Engine, Failed, Stopped
 from .options import quote
 from .plan import Plan
-from .process import Failed, Plain, Stopped, Supervisor
 from .stages import Markers, read_marker
+from .watch import Watch
 
 NAMES = ("set-up", "data", "text", "binarise", "train", "average", "generate", "score")
 
 
 class StageFailed(Exception):
-    """A stage has failed or was stopped by a signal; *status* is the exit status of the driver."""
+    """A stage has failed or was stopped by a signal.
 
-    def __init__(self, message: str, status: int = 1):
+    Attributes:
+        status: exit status of the driver
+        reason: the reason of a failure, without the command that resumes the run
+    """
+
+    def __init__(self, message: str, status: int = 1, reason: str = ""):
         super().__init__(message)
-        self.status = status
+        self.status, self.reason = status, reason
 
 
 class Tee:
@@ -49,27 +55,43 @@ class Tee:
             stream.flush()
 
 
+Stage = Callable[["Runner"], Awaitable[None]]
+
+
 class Runner:
-    """Runs the stages and their commands.
+    """Runs the stages of one training run.
 
     Args:
-        plan: plan of one training run
-        supervisor: runs commands
+        plan: plan of the run
+        engine: runs commands
+        out: receives messages; None: standard output
+        display: returns a new display of a command's progress
+        environment: variables of all commands, in addition to those of this process
 
     Attributes:
         dry: whether commands are only printed
         log: log file of the current stage
         current: number of the current stage
-        every: interval of progress lines, in seconds
-        peers: earlier failures of other machines
     """
 
-    def __init__(self, plan: Plan, supervisor: Supervisor):
-        self.plan, self.supervisor, self.dry = plan, supervisor, plan.options.dry_run
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Engine,
+        out: IO[str] | None = None,
+        display: Callable[[], Display] = Display,
+        environment: dict[str, str] | None = None,
+    ):
+        self.plan, self.engine, self.dry = plan, engine, plan.options.dry_run
+        self.out, self.display, self.environment = out, display, environment or {}
         self.markers = Markers(plan)
-        self.log, self.current, self.every, self.peers = "", 0, 10.0, {}
+        self.log, self.current = "", 0
 
-    def run_stages(self, functions: list[Callable[[Runner], None]], first: int, last: int) -> None:
+    def say(self, text: str) -> None:
+        """Print a message."""
+        print(text, file=self.out, flush=True)
+
+    async def run_stages(self, functions: list[Stage], first: int, last: int) -> None:
         """Run the stages *first* to *last*, except finished ones.
 
         Raises:
@@ -79,16 +101,16 @@ class Runner:
         for stage in range(first, last + 1):
             name, begun = NAMES[stage], time.monotonic()
             if not self.dry and self.markers.is_done(stage):
-                print(f"stage {stage} {name}: already done", flush=True)
+                self.say(f"stage {stage} {name}: already done")
                 continue
-            print(f"stage {stage} {name}", flush=True)
+            self.say(f"stage {stage} {name}")
             if not self.dry:
                 self.markers.forget(stage)
                 self._forget_result(stage)
-            self.attempt(stage, functions[stage], f"{stage}-{name}.log")
+            await self.attempt(stage, functions[stage], f"{stage}-{name}.log")
             if not self.dry:
                 self.markers.set(stage)
-                print(f"  done in {clock(time.monotonic() - begun)}", flush=True)
+                self.say(f"  done in {clock(time.monotonic() - begun)}")
 
     def _forget_result(self, stage: int) -> None:
         """Remove the records of an earlier model or translation, also of all seeds; no stage depends on stage 0."""
@@ -96,45 +118,45 @@ class Runner:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(os.path.join(folder, "RESULT.json"))
 
-    def attempt(self, stage: int, function: Callable[[Runner], None], log: str) -> None:
-        """Run the function of a stage, and report a failure to the other machines."""
+    async def attempt(self, stage: int, function: Stage, log: str) -> None:
+        """Run the function of a stage."""
         self.current, self.log = stage, self.plan.path("logs", log)
         try:
-            function(self)
+            await function(self)
         except Stopped:
             raise StageFailed(
                 f"stopped in stage {stage} ({NAMES[stage]}); to resume: {self.resume_words()}", 130
             ) from None
         except BrokenPipeError:
             raise
-        except (UsageError, OSError) as error:
-            self._tell(f"stage {stage} ({NAMES[stage]}) rejected its input")
-            if isinstance(error, OSError):
-                raise UsageError(of_system(error)) from error
-            raise
+        except OSError as error:
+            raise UsageError(of_system(error)) from error
         except Failed as error:
-            self._tell(str(error))
+            reason = f"stage {stage} ({NAMES[stage]}) failed: {error}"
             raise StageFailed(
-                f"error: stage {stage} ({NAMES[stage]}) failed: {error}; log: {quote([self.log])}; fix the problem, "
-                f"then resume: {self.resume_words()}"
+                f"error: {reason}; log: {quote([self.log])}; fix the problem, then resume: {self.resume_words()}",
+                reason=reason,
             ) from None
-
-    def _tell(self, words: str) -> None:
-        with contextlib.suppress(OSError):
-            self.plan.place.tell_peers(self.plan.path("logs"), words)
 
     def resume_words(self) -> str:
         """Return the command that resumes the run."""
         rank = ["--node-rank", self.plan.place.rank] if "node_rank" in self.plan.options.given else []
         return quote([os.path.join(self.plan.home, "resume.sh"), *rank])
 
-    def run(self, *command: Any, watch: Plain | None = None, launch: Any = None) -> None:
+    async def run(
+        self,
+        *command: Any,
+        watch: Watch | None = None,
+        explain: Callable[[str], str] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         """Run a command with its output in the log, or print the command in a dry run."""
         words = [str(word) for word in command]
         if self.dry:
-            print(quote(words))
+            self.say(quote(words))
         else:
-            self.supervisor.run(words, self.log, watch or Plain(self.every), launch)
+            own = {**self.environment, **(environment or {})}
+            await self.engine.run(words, self.log, watch or Watch(self.display()), own, explain)
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
@@ -145,7 +167,7 @@ class Runner:
     def call(self, words: str, function: Callable[..., Any], *arguments: Any) -> None:
         """Call a function with its output on the screen and in the log, or print *words* in a dry run."""
         if self.dry:
-            print(f"# {words}")
+            self.say(f"# {words}")
         else:
             with self.shown():
                 function(*arguments)
@@ -158,7 +180,7 @@ class Runner:
     def replace(self, old: str, new: str) -> None:
         """Rename the directory *old* to *new*, which is replaced if it exists."""
         if self.dry:
-            print(f"# {quote([old])} becomes {quote([new])}")
+            self.say(f"# {quote([old])} becomes {quote([new])}")
         else:
             shutil.rmtree(new, ignore_errors=True)
             os.replace(old, new)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import re
 import shutil
-from typing import Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.bleu import bleu_for
@@ -17,17 +15,18 @@ from fairseq_deep.tools import allocator, write_text
 from . import model, nodes, record
 from .changes import can_resume
 from .options import EXAMPLES, ROOT, flag_of, quote
-from .process import Echo, Failed, Generate, Train
+from .engine import Failed
 from .runner import Runner
+from .watch import Echo, Generate, Train, Watch
 from .text.corpus import check_lengths, copy_corpus
 
 
-def set_up(runner: Runner, out: str = "env.txt") -> None:
+async def set_up(runner: Runner, out: str = "env.txt") -> None:
     """Check this machine and record its properties."""
     plan, options = runner.plan, runner.plan.options
     segmented = "zh" in map(short_code, plan.langs)
     needs = ["sentencepiece"] if options.bpe == "sentencepiece" else ["jieba"] * segmented
-    runner.run("fairseq-deep", "doctor")
+    await runner.run("fairseq-deep", "doctor")
     if runner.dry:
         return
     record.check_packages(needs)
@@ -42,7 +41,7 @@ def set_up(runner: Runner, out: str = "env.txt") -> None:
             print(f"  {exports}")
 
 
-def get_data(runner: Runner) -> None:
+async def get_data(runner: Runner) -> None:
     """Get and check the text."""
     plan, options, raw = runner.plan, runner.plan.options, runner.plan.path("text", "raw")
     if options.multilingual:
@@ -57,7 +56,7 @@ def get_data(runner: Runner) -> None:
         runner.call(f"{options.data_tar} is unpacked and checked", wmt16_tar.unpack, plan)
         return
     if plan.route == "demo":
-        runner.run("python3", os.path.join(EXAMPLES, "demo", "make_corpus.py"), "--out", source)
+        await runner.run("python3", os.path.join(EXAMPLES, "demo", "make_corpus.py"), "--out", source)
     if plan.route == "download":
         if not plan.has_download:
             runner.call("no public archive: --data DIR", lambda: None)
@@ -74,7 +73,7 @@ def get_data(runner: Runner) -> None:
         device = ["--cpu"] * (not options.ngpu)
         words = ["--text", source, "--output", distilled, "--source-lang", options.source_lang]
         words += ["--target-lang", options.target_lang, *device]
-        runner.run("fairseq-deep", "distill", options.teacher, *words)
+        await runner.run("fairseq-deep", "distill", options.teacher, *words)
         source = distilled
     runner.call(f"the text of {source} is checked and copied", copy_corpus, source, raw, plan.langs, name)
 
@@ -88,11 +87,11 @@ def _remove_others(distilled: str) -> None:
             shutil.rmtree(other.path)
 
 
-def cut_text(runner: Runner) -> None:
+async def cut_text(runner: Runner) -> None:
     """Tokenise the text and split it into sub-words."""
     plan, options = runner.plan, runner.plan.options
     if plan.route == "tar":
-        print("  the archive contains sub-words: nothing to do")
+        runner.say("  the archive contains sub-words: nothing to do")
         return
     text = plan.path("text", "raw")
     runner.need(text)
@@ -108,14 +107,14 @@ def cut_text(runner: Runner) -> None:
     runner.call("", cut_corpus, text, plan.path("text", "bpe"), settings)
 
 
-def binarise(runner: Runner) -> None:
+async def binarise(runner: Runner) -> None:
     """Binarise the sub-words."""
     plan, options, prefix = runner.plan, runner.plan.options, runner.plan.path("text", "bpe")
     runner.need(prefix)
     new, joined = plan.path("data-bin.new"), [] if options.bpe == "per-side" else ["--joined-dictionary"]
     if not runner.dry:
         shutil.rmtree(new, ignore_errors=True)
-    runner.run(
+    await runner.run(
         "fairseq-preprocess", "--source-lang", options.source_lang, "--target-lang", options.target_lang, *joined,
         "--trainpref", f"{prefix}/train", "--validpref", f"{prefix}/valid", "--testpref", _test_prefixes(runner),
         "--thresholdsrc", options.vocab_threshold, "--thresholdtgt", options.vocab_threshold,
@@ -134,7 +133,7 @@ def _test_prefixes(runner: Runner) -> str:
     return ",".join(f"{prefix}/{name}" for name in names)
 
 
-def train(runner: Runner) -> None:
+async def train(runner: Runner) -> None:
     """Train, or resume an interrupted run."""
     plan, options = runner.plan, runner.plan.options
     runner.need(plan.path("data-bin"))
@@ -148,38 +147,35 @@ def train(runner: Runner) -> None:
             os.replace(records, plan.path("train.before.jsonl"))
         write_text(plan.path("trained-with.txt"), "\n".join(plan.run_record()) + "\n")
         write_text(plan.path("train.sh"), quote(plan.train_command) + "\n")
-    start_training(runner)
+    await start_training(runner)
     if not runner.dry and not os.path.isfile(last):
         with open(runner.log, "a", encoding="utf-8") as stream:
             stream.write("fairseq-train ended without a checkpoint\n")
         raise Failed("fairseq-train ended without a checkpoint")
 
 
-def start_training(runner: Runner, watch: Any = None) -> None:
+async def start_training(runner: Runner, watch: Watch | None = None) -> None:
     """Start the training processes of this machine; in a dry run, print the commands of all machines."""
     plan, place = runner.plan, runner.plan.place
     if not runner.dry and watch is None:
         limits = {flag: plan.train_value(flag) for flag in ("--max-epoch", "--max-update", "--stop-time-hours")}
-        watch = Train(plan.path("train.jsonl"), limits, runner.every)
-    memory = contextlib.nullcontext() if runner.dry or plan.options.ngpu else allocator.preloaded()
+        watch = Train(plan.path("train.jsonl"), limits, runner.display())
+    environment = {} if runner.dry or plan.options.ngpu else allocator.environment()
+    if environment:
+        runner.say(f"  memory allocator: {environment['LD_PRELOAD']}")
     if place.nnodes == 1 and (plan.processes == 1 or plan.options.ngpu):
-        with memory:
-            runner.run(*plan.train_command, watch=watch)
+        await runner.run(*plan.train_command, watch=watch, environment=environment)
         return
-    if runner.dry:
-        for rank in range(place.nnodes):
-            if place.nnodes > 1:
-                print(f"# on machine {rank}:")
-            runner.run(*place.launcher(rank, plan.processes), *plan.train_command)
-        return
-    # after one process has ended, torchrun gives the others this time to save; Launch ends stuck processes earlier
-    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "600"
-    words = [*place.launcher(place.rank, plan.processes), *plan.train_command]
-    with memory:
-        runner.run(*words, watch=watch, launch=nodes.Launch(runner.peers))
+    # after one process has ended, torchrun gives the others this time to save
+    environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(nodes.GRACE)
+    for rank in range(place.nnodes) if runner.dry else [place.rank]:
+        if runner.dry and place.nnodes > 1:
+            runner.say(f"# on machine {rank}:")
+        words = [*place.launcher(rank, plan.processes, plan.options.wait_hours), *plan.train_command]
+        await runner.run(*words, watch=watch, explain=nodes.explain, environment=environment)
 
 
-def average(runner: Runner) -> None:
+async def average(runner: Runner) -> None:
     """Average the last checkpoints."""
     plan, options, out = runner.plan, runner.plan.options, runner.plan.path("averaged.pt")
     runner.need(plan.path("checkpoints", "checkpoint_last.pt"))
@@ -194,19 +190,19 @@ def average(runner: Runner) -> None:
         )
     wanted = min(options.average, found)
     if wanted <= 1:
-        print("  one checkpoint, nothing to average: using the last one")
+        runner.say("  one checkpoint, nothing to average: using the last one")
         if not runner.dry:
             shutil.copyfile(plan.path("checkpoints", "checkpoint_last.pt"), out)
     else:
         if wanted < options.average:
-            print(f"  only {wanted} checkpoints exist: averaging these")
+            runner.say(f"  only {wanted} checkpoints exist: averaging these")
         choice = "--last-updates" if every else "--last"
-        runner.run("fairseq-deep", "average", choice, wanted, "--dir", plan.path("checkpoints"), "--output", out)
+        await runner.run("fairseq-deep", "average", choice, wanted, "--dir", plan.path("checkpoints"), "--output", out)
     if not runner.dry:
         write_text(plan.path("averaged.txt"), f"{max(wanted, 1)} {every}\n")
 
 
-def generate(runner: Runner) -> None:
+async def generate(runner: Runner) -> None:
     """Translate the test sets."""
     plan, options = runner.plan, runner.plan.options
     runner.need(plan.path("averaged.pt"))
@@ -216,8 +212,8 @@ def generate(runner: Runner) -> None:
     for subset in plan.subsets:
         source = plan.path("text", "bpe", f"{subset}.{options.source_lang}")
         runner.need(source)
-        watch = None if runner.dry else Generate(source, plan.path(f"generate-{subset}.txt"))
-        runner.run(
+        watch = None if runner.dry else Generate(source, plan.path(f"generate-{subset}.txt"), runner.display())
+        await runner.run(
             "fairseq-generate", plan.path("data-bin"), "--user-dir", os.path.join(ROOT, "fairseq_deep"),
             "--task", "deep_translation" if task else "translation", *task, "--source-lang", options.source_lang,
             "--target-lang", options.target_lang, "--path", plan.path("averaged.pt"), "--gen-subset", subset,
@@ -229,12 +225,12 @@ def generate(runner: Runner) -> None:
         record.write_search(plan.exp, options)
 
 
-def score(runner: Runner) -> None:
+async def score(runner: Runner) -> None:
     """Score the translations with three procedures; sacreBLEU uses the untokenised reference if it exists."""
     plan, options = runner.plan, runner.plan.options
     cased = ["--lowercase"] * options.lowercase
     if options.multilingual and plan.subsets:
-        _score_pairs(runner, cased)
+        await _score_pairs(runner, cased)
         return
     for subset in plan.subsets:
         output = plan.path(f"generate-{subset}.txt")
@@ -243,14 +239,14 @@ def score(runner: Runner) -> None:
         common = ["fairseq-deep", "score", "--generate-output", output]
         own = tokenizer_language(options.target_lang)
         lang = ["--lang", own] if own else []
-        runner.run(
+        await runner.run(
             *common, "--detokenize", options.target_lang, *lang, *cased,
             "--hypotheses", plan.path(f"{subset}.hyp.{options.target_lang}"), *_references(runner, subset), *other,
             "--json", plan.path(f"score-{subset}.json"),
         )  # fmt: skip
         for procedure in ("tokenized", "compound-split"):
             out = plan.path(f"score-{subset}-{procedure}.json")
-            runner.run(*common, f"--{procedure}", *cased, *_tokenized_references(runner, subset), "--json", out)
+            await runner.run(*common, f"--{procedure}", *cased, *_tokenized_references(runner, subset), "--json", out)
 
 
 def _references(runner: Runner, subset: str) -> list[str]:
@@ -291,7 +287,7 @@ def _tokenized_references(runner: Runner, subset: str) -> list[str]:
     return [word for path in paths for word in ("--ref", path)]
 
 
-def _score_pairs(runner: Runner, cased: list[str]) -> None:
+async def _score_pairs(runner: Runner, cased: list[str]) -> None:
     """Score each of many language pairs, then compute the means."""
     from .text import pairs
 
@@ -301,7 +297,7 @@ def _score_pairs(runner: Runner, cased: list[str]) -> None:
     text = plan.path("text", "raw")
     runner.call("the translations are split into directions", pairs.split_translations, output, text, folder)
     words = ["--multilingual", folder, *cased, *other, "--json", plan.path("score-test.json")]
-    runner.run("fairseq-deep", "score", *words, watch=Echo())
+    await runner.run("fairseq-deep", "score", *words, watch=Echo())
 
 
 STAGES = [set_up, get_data, cut_text, binarise, train, average, generate, score]

@@ -6,11 +6,9 @@ grows, and its steps become slower (see ``benchmarks/results/training.md``). Res
 
 from __future__ import annotations
 
-import contextlib
 import ctypes.util
 import os
 import sys
-from collections.abc import Iterator
 
 LIBRARY = "tcmalloc_minimal"
 
@@ -20,15 +18,7 @@ def find() -> str:
     return ctypes.util.find_library(LIBRARY) or "" if sys.platform.startswith("linux") else ""
 
 
-@contextlib.contextmanager
-def preloaded() -> Iterator[None]:
-    """Start programs with tcmalloc; ``LD_PRELOAD`` of the user has precedence, also if it is empty."""
+def environment() -> dict[str, str]:
+    """Return the variables that start programs with tcmalloc; ``LD_PRELOAD`` of the user has precedence, also empty."""
     name = "" if "LD_PRELOAD" in os.environ else find()
-    if name:
-        print(f"  memory allocator: {name}", flush=True)
-        os.environ["LD_PRELOAD"] = name
-    try:
-        yield
-    finally:
-        if name:
-            del os.environ["LD_PRELOAD"]
+    return {"LD_PRELOAD": name} if name else {}

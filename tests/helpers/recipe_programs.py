@@ -4,16 +4,15 @@ A problem is one line on stderr and exit status 65, as a stage of a recipe repor
 """
 
 import argparse
-import json
+import asyncio
 import os
 import sys
-import types
 
 sys.modules["fairseq"] = None
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from fairseq_deep.errors import UsageError  # noqa: E402
-from fairseq_deep.recipes import nodes, process  # noqa: E402
+from fairseq_deep.recipes import engine, watch  # noqa: E402
 from fairseq_deep.recipes.recipe import Recipe  # noqa: E402
 from fairseq_deep.recipes.text import corpus, rebuild, subwords, wmt16_tar  # noqa: E402
 
@@ -77,39 +76,21 @@ def run_wmt16_tar():
     wmt16_tar.unpack(Plan({"text": args.out}, **options))
 
 
-def run_nodes():
-    action = sys.argv.pop(2)
-    globals()[f"run_{action}"]()
-
-
-def run_port():
-    nodes.check_port(int(flags("port").port))
-
-
-def run_wait():
-    args = flags("host", "port", "hours", "peers", "marker", "key", "done", "done-key")
-    place = types.SimpleNamespace(host=args.host, port=int(args.port))
-    trained = (args.done, args.done_key) if args.done else None
-    nodes.wait(place, args.hours, json.loads(args.peers or "{}"), (args.marker, args.key), trained)
-
-
 def run_process():
-    """``process --log FILE [--train FILE] [--owner PID] COMMAND``: statuses are those of a stage."""
+    """``process --log FILE [--train FILE] COMMAND``: statuses are those of a stage."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--log")
     parser.add_argument("--train")
-    parser.add_argument("--owner", type=int)
     parser.add_argument("command", nargs="+")
     args = parser.parse_args(sys.argv[2:])
-    supervisor = process.Supervisor([args.owner] if args.owner else [])
-    supervisor.install()
     limits = {"--max-epoch": "", "--max-update": "", "--stop-time-hours": ""}
-    watch = process.Train(args.train, limits) if args.train else process.Plain()
+    watched = watch.Train(args.train, limits) if args.train else watch.Watch()
     try:
-        supervisor.run(args.command, args.log, watch)
-    except process.Stopped:
+        with engine.Engine() as running:
+            asyncio.run(running.run(args.command, args.log, watched))
+    except engine.Stopped:
         sys.exit(130)
-    except nodes.Failed:
+    except engine.Failed:
         sys.exit(1)
 
 
@@ -119,8 +100,6 @@ if __name__ == "__main__":
     except UsageError as error:
         print(f"error: {error.message}", file=sys.stderr)
         sys.exit(65)
-    except nodes.Failed as error:
-        sys.exit(str(error))
     except OSError as error:
         from fairseq_deep.recipes.runner import of_system
 

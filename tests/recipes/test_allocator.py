@@ -1,5 +1,6 @@
 """The memory allocator of trainings on a CPU."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -21,27 +22,29 @@ def installed(monkeypatch):
 
 
 def started(ngpu=0, dry=False):
-    """LD_PRELOAD of a training that the recipe starts."""
-    found = []
+    """LD_PRELOAD of a training that the recipe starts, and what it prints."""
+    found, said = [], []
+
+    async def run(*_, environment, **__):
+        found.append(environment.get("LD_PRELOAD"))
+
     place, options = SimpleNamespace(nnodes=1), SimpleNamespace(ngpu=ngpu)
     plan = SimpleNamespace(place=place, processes=1, options=options, train_command=["fairseq-train"])
-    runner = SimpleNamespace(plan=plan, dry=dry, run=lambda *_, **__: found.append(os.environ.get("LD_PRELOAD")))
-    steps.start_training(runner, object())
-    return found[0]
+    asyncio.run(steps.start_training(SimpleNamespace(plan=plan, dry=dry, run=run, say=said.append), object()))
+    return found[0], said
 
 
-def test_a_training_on_the_cpu_gets_it(installed, monkeypatch, capsys):
-    assert started() == NAME and "LD_PRELOAD" not in os.environ
-    assert capsys.readouterr().out == f"  memory allocator: {NAME}\n"
-    assert started(ngpu=1) is None and started(dry=True) is None
+def test_a_training_on_the_cpu_gets_it(installed, monkeypatch):
+    assert started() == (NAME, [f"  memory allocator: {NAME}"])
+    assert started(ngpu=1) == started(dry=True) == (None, [])
     for own in ("mine.so", ""):
         monkeypatch.setenv("LD_PRELOAD", own)
-        assert started() == own == os.environ["LD_PRELOAD"]
+        assert started() == (None, [])
 
 
 def test_other_systems_have_none(installed, monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert allocator.find() == "" and started() is None and not list(doctor._allocator())
+    assert allocator.find() == "" and started() == (None, []) and not list(doctor._allocator())
 
 
 def test_doctor_names_the_package(installed, monkeypatch):
@@ -56,6 +59,6 @@ def test_doctor_names_the_package(installed, monkeypatch):
 @pytest.mark.skipif(not allocator.find(), reason="tcmalloc is not installed")
 def test_a_program_uses_it(monkeypatch):
     monkeypatch.delenv("LD_PRELOAD", raising=False)
-    with allocator.preloaded():
-        maps = subprocess.run([sys.executable, "-c", "print(open('/proc/self/maps').read())"], capture_output=True)
+    words, environment = [sys.executable, "-c", "print(open('/proc/self/maps').read())"], allocator.environment()
+    maps = subprocess.run(words, capture_output=True, env={**os.environ, **environment})
     assert allocator.find().encode() in maps.stdout and not maps.stderr

@@ -1,5 +1,6 @@
 """``examples/compare/run.sh``: systems on tiny data under equal conditions, in one table and one picture."""
 
+import asyncio
 import csv
 import importlib
 import json
@@ -18,7 +19,7 @@ import pytest
 import sacrebleu
 from sacrebleu.significance import PairedTest
 
-from fairseq_deep.recipes import changes, process
+from fairseq_deep.recipes import changes, driver, engine, watch
 from fairseq_deep.recipes.compare.systems import System
 from fairseq_deep.recipes.record import result_line, write_json
 from fairseq_deep.tools.results import by_system, read
@@ -222,7 +223,7 @@ def call(modules, monkeypatch, capsys, exp, data, *systems, recipe=(), flags=(),
     values.update({"bootstrap": "0", "dry_run": "true", "table_only": "false", "exp": exp, "data": data, **options})
     given = [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    status = modules.compare.main("run.sh", "run", [*given, *recipe, *systems, *(["--", *flags] if flags else [])])
+    status = driver.main(["compare", "run.sh", *given, *recipe, *systems, *(["--", *flags] if flags else [])])
     return status, capsys.readouterr()
 
 
@@ -566,13 +567,13 @@ def test_the_estimate_knows_systems_from_their_other_seeds(finished, modules):
     assert modules.trainings.estimate([new], [new]) is None
 
 
-def test_a_second_command_in_the_same_folder_is_refused(modules, tmp_path, monkeypatch):
+def test_a_second_command_in_the_same_folder_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("RECIPE_PATIENCE", "0")
-    with modules.compare.locked(str(tmp_path)):
-        with pytest.raises(modules.compare.UsageError, match=rf"in use by process {os.getpid()} on "):
-            modules.compare.locked(str(tmp_path))
-    with modules.compare.locked(str(tmp_path)):
-        pass
+    for _ in range(2):
+        with engine.Engine() as first, engine.Engine() as second:
+            first.take_lock(str(tmp_path))
+            with pytest.raises(engine.UsageError, match=rf"in use by process {os.getpid()} on "):
+                second.take_lock(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -590,23 +591,40 @@ def test_what_more_updates_would_average_is_kept(modules, tmp_path, average, kep
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == kept and run.is_done()
 
 
-def test_the_worth_of_the_source_is_not_an_older_models(modules, tmp_path, tools, monkeypatch):
+def work(modules, folder, *runs):
+    """Names of the failed runs of a queue."""
+    args = SimpleNamespace(exp=str(folder), jobs=1, ngpu=0, devices=0)
+    with engine.Engine() as running:
+        return asyncio.run(modules.trainings.Trainings(running, runs, args, lambda words: SimpleNamespace()).work())
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_worth_of_the_source_is_not_an_older_models(modules, tmp_path, tools, monkeypatch, capsys, trained):
     """A ``diagnose`` that fails leaves nothing, also where there was a figure before more updates."""
     recipes.write_program(tools / "fairseq-deep", "exit 1")
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "logs").mkdir()
     (tmp_path / "diagnose.json").write_text('{"models": []}')
     run = modules.trainings.Run(SimpleNamespace(label="a", ours=True), 1, str(tmp_path), [])
-    assert run.diagnose(os.environ) == ""
-    assert (tmp_path / "diagnose.json").exists(), "it was not trained now"
-    run.begun = time.time()
-    assert run.diagnose(os.environ).startswith("a seed 1: diagnose failed, ")
-    assert not (tmp_path / "diagnose.json").exists()
+    monkeypatch.setattr(run, "is_done", lambda: True)
+    run.begun = time.time() if trained else None
+    assert work(modules, tmp_path, run) == []
+    assert (tmp_path / "diagnose.json").exists() != trained
+    assert ("a seed 1: diagnose failed, " in capsys.readouterr().out) == trained
 
 
 def test_a_full_disk_fails_one_run_and_not_the_queue(modules, tmp_path, monkeypatch):
     """The log of the first run cannot be written; the second one finishes."""
-    monkeypatch.setattr(modules.trainings, "recipe_program", lambda _: [sys.executable, "-c", "print('epoch')"])
+
+    class Runner:
+        def __init__(self, plan, running, log, display, environment):
+            self.log = log
+
+        async def run_stages(self, *_):
+            print("epoch", file=self.log, flush=True)
+
+    monkeypatch.setattr(modules.trainings, "Runner", Runner)
+    monkeypatch.setattr(modules.trainings, "report_result", lambda runner: None)
     monkeypatch.setattr(modules.trainings, "link_text", lambda *_: None)
     systems = [SimpleNamespace(label=name, ours=False) for name in "ab"]
     runs = [modules.trainings.Run(system, 1, str(tmp_path / system.label), []) for system in systems]
@@ -614,22 +632,15 @@ def test_a_full_disk_fails_one_run_and_not_the_queue(modules, tmp_path, monkeypa
         (tmp_path / run.system.label / "checkpoints").mkdir(parents=True)
     (tmp_path / "a/recipe.log").symlink_to("/dev/full")
     (tmp_path / "b/RESULT.json").write_text('{"valid_ppl": 2.0}')
-    descriptor = os.open(tmp_path / "lock", os.O_CREAT)
-    try:
-        failed = modules.trainings.Trainings(runs, 1, 0, 0, descriptor, "").work()
-    finally:
-        os.close(descriptor)
-    assert failed == ["a seed 1"] and "No space left on device" in runs[0].reason() and runs[1].is_done()
+    assert work(modules, tmp_path, *runs) == ["a seed 1"]
+    assert "No space left on device" in runs[0].reason() and runs[1].is_done()
 
 
 def test_gpus_are_shared_where_there_are_fewer_than_trainings(modules, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def slots(jobs, gpus, devices):
-        queue = modules.trainings.Trainings([], jobs, gpus, devices, None, "").slots
-        return [queue.get() for _ in range(jobs)]
-
-    assert slots(3, 1, 2) == ["0", "1", "0"] and slots(2, 2, 4) == ["0,1", "2,3"] and slots(2, 0, 0) == ["", ""]
+    devices = modules.trainings.devices_of
+    assert devices(3, 1, 2) == ["0", "1", "0"] and devices(2, 2, 4) == ["0,1", "2,3"] and devices(2, 0, 0) == ["", ""]
 
 
 def test_torn_lines_of_a_training_are_left_out(finished, modules):
@@ -639,7 +650,7 @@ def test_torn_lines_of_a_training_are_left_out(finished, modules):
     (folder / "train.jsonl").write_text((folder / "train.jsonl").read_text() + '{"kind": "valid", "valid_num_up')
     assert result_line(str(folder), seed=1) == whole
     limits = {"--max-epoch": "", "--max-update": "", "--stop-time-hours": ""}
-    train = process.Train(str(folder / "train.jsonl"), limits)
+    train = watch.Train(str(folder / "train.jsonl"), limits)
     train.note("session", {"commit": "x"})
     train.finish(True)
     assert json.loads((folder / "train.jsonl").read_text().splitlines()[-1])["commit"] == "x"

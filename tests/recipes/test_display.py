@@ -17,25 +17,33 @@ from tests.helpers.paths import PROGRAMS
 ESCAPE = "\x1b["
 STATS = '| INFO | train_inner | {{"epoch": 1, "update": 0.5, "num_updates": "{}", "loss": "9", "ppl": "[bold]"}}'
 COMPARE = """
-import os, sys
+import asyncio, os, sys
 from types import SimpleNamespace as Facts
 sys.modules["fairseq"] = None  # which it needs not, and which takes seconds
+from fairseq_deep.recipes import engine, runner
 from fairseq_deep.recipes.compare import trainings
 class Run(trainings.Run):
-    def diagnose(self, environment): pass
+    def diagnosis(self): return []
     def finish(self, seconds): self.ended = True
     def finished(self): return {"seconds": 1} if hasattr(self, "ended") else {}
-trainings.recipe_program = lambda words: ["bash", "-c", words[2]]
-says = "for i in 1 2 3 4; do echo '  epoch   1  update      '$i' x'; sleep 0.6; done"
-result = '{"valid_ppl": 5.0}'
+class Runner(runner.Runner):
+    def __init__(self, plan, engine, out, display, environment):
+        self.display = display
+    async def run_stages(self, *_):
+        for update in range(1, 5):
+            self.display().show("train", update, 4, "updates")
+            await asyncio.sleep(0.6)
+trainings.Runner, trainings.report_result = Runner, lambda runner: None
 os.makedirs(sys.argv[1] + "/shared", exist_ok=True)
 runs = []
 for label in ("one", "two"):
     folder = sys.argv[1] + "/" + label
     os.makedirs(folder, exist_ok=True)
-    open(folder + "/RESULT.json", "w").write(result)
-    runs.append(Run(Facts(label=label, ours=False), 1, folder, ["--max-update", "4", says]))
-trainings.Trainings(runs, 2, 0, 0, 1, sys.argv[1] + "/shared").work()
+    open(folder + "/RESULT.json", "w").write('{"valid_ppl": 5.0}')
+    runs.append(Run(Facts(label=label, ours=False), 1, folder, ["--max-update", "4"]))
+with engine.Engine() as running:
+    args = Facts(exp=sys.argv[1], jobs=2, ngpu=0, devices=0)
+    asyncio.run(trainings.Trainings(running, runs, args, lambda words: None).work())
 """
 
 

@@ -96,10 +96,10 @@ def test_two_machines_train_as_one_process_and_one_that_dies_ends_both(programs,
     os.kill(int((machines.pids / "fairseq-train.3").read_text()), signal.SIGKILL)
     ended = machines.said()
     assert time.time() - begun < 60
+    reasons = ["process [01] on .* lost another process", r"process 3 on .* was ended by SIGKILL \(out of memory\?\)"]
     for rank, (status, out, err) in enumerate(ended):
-        prefix = "machine 1: " if rank == 0 else ""
         assert status == 1 and err.count("\n") == 1, ended
-        assert f"error: stage 4 (train) failed: {prefix}process 3 on " in err and "was ended by SIGKILL" in err
+        assert re.match(f"error: stage 4 \\(train\\) failed: {reasons[rank]}", err), ended
         assert f"resume.sh --node-rank {rank}\n" in err
         assert ("stage 3 binarise" in out) == (rank == 0)
     assert "4 CPUs x 100 tokens x update-freq 1 = 400 tokens per update" in ended[0][1]
@@ -109,7 +109,6 @@ def test_two_machines_train_as_one_process_and_one_that_dies_ends_both(programs,
 
     again = Machines(programs, exp, corpus).said()
     assert [status for status, _, _ in again] == [0, 0] and again[0][1].count("already done") == 4, again
-    assert not list((exp / "logs").glob("*.failed"))
     assert (exp / "trained-with.txt").read_text().splitlines()[3] == "4 CPUs on 2 machines"
     found, first = losses(exp), min(set(losses(exp)) - set(before))
     assert "Loaded checkpoint" in (exp / "logs/4-train.log").read_text() and first > 7

@@ -1,5 +1,6 @@
-"""The supervisor of a recipe's commands: their status, and that nothing outlives it."""
+"""The engine that runs a recipe's commands: their status, their output, and that nothing outlives it."""
 
+import asyncio
 import json
 import os
 import signal
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_deep.recipes import process, record
+from fairseq_deep.recipes import engine, record, watch
+from fairseq_deep.recipes.display import Display
 from tests.helpers.paths import PROGRAMS
 
 SAVING = "trap 'sleep 0.3; echo saved > {mark}; exit 75' TERM USR1; echo $$ > {pid}; while :; do sleep 0.05; done"
@@ -18,7 +20,7 @@ SAVING = "trap 'sleep 0.3; echo saved > {mark}; exit 75' TERM USR1; echo $$ > {p
 
 @pytest.fixture
 def progress():
-    return process
+    return watch
 
 
 def begin(folder, body, *options):
@@ -35,10 +37,10 @@ def wait_for(path, seconds=30):
 
 def said(progress, kind, lines, **options):
     """What the watch *kind* prints after *lines*."""
-    watch = kind(every=0, **options)
+    found = kind(display=Display(0), **options)
     for line in lines:
-        watch.read(line + "\n")
-    return watch
+        found.read(line + "\n")
+    return found
 
 
 INFO = "2026-11-24 16:03:39 | INFO | fairseq_cli.preprocess | "
@@ -54,7 +56,7 @@ INFO = "2026-11-24 16:03:39 | INFO | fairseq_cli.preprocess | "
     (["2026-11-24 16:03:39 | WARNING | fairseq | low on space"], "WARNING | fairseq | low on space"),
 ])  # fmt: skip
 def test_a_sign_of_life_is_the_last_line_that_says_something(progress, capsys, lines, words):
-    said(progress, progress.Plain, lines).tick()
+    said(progress, progress.Watch, lines).tick()
     assert capsys.readouterr().out == f"  0 min 00 s: {words}\n"
 
 
@@ -83,7 +85,7 @@ def test_the_time_left_is_said_once_it_means_something(limits, seconds, expected
     names = ("--max-epoch", "--max-update", "--stop-time-hours")
     given = {name: str(limit or "") for name, limit in zip(names, limits)}
     monkeypatch.setattr(progress.time, "time", lambda: 1000.0)
-    watch = progress.Train(str(tmp_path / "train.jsonl"), given, every=0)
+    watch = progress.Train(str(tmp_path / "train.jsonl"), given, Display(0))
     found = []
     for index, second in enumerate(seconds, 1):
         monkeypatch.setattr(progress.time, "time", lambda second=second: 1000.0 + second)
@@ -100,7 +102,7 @@ def test_a_time_limit_counts_earlier_sessions(progress, tmp_path, monkeypatch):
     monkeypatch.setattr(progress.time, "time", lambda: 1000.0)
     for hours, expected in (("0.1", 360 - 30 - 5), ("-1", None)):
         limits = {"--max-epoch": "", "--max-update": "", "--stop-time-hours": hours}
-        watch = progress.Train(str(tmp_path / "train.jsonl"), limits, every=0)
+        watch = progress.Train(str(tmp_path / "train.jsonl"), limits, Display(0))
         stats = {"epoch": 1, "update": 0.1, "num_updates": 10, "loss": "9", "ppl": "5"}
         watch.show(stats)
         assert watch.seconds_left(stats) == (expected and pytest.approx(expected))
@@ -115,7 +117,7 @@ def test_status(body, status, tmp_path):
     assert begin(tmp_path, body).wait(30) == status
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", engine.SIGNALS)
 def test_signals_are_handed_on_and_the_end_is_awaited(number, tmp_path):
     mark, pid = tmp_path / "mark", tmp_path / "pid"
     child = begin(tmp_path, SAVING.format(mark=mark, pid=pid))
@@ -124,11 +126,23 @@ def test_signals_are_handed_on_and_the_end_is_awaited(number, tmp_path):
     assert child.wait(30) == 130 and mark.read_text() == "saved\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def run_commands(*bodies, folder):
+    """Run shell commands at the same time; return what each has raised."""
+
+    async def run():
+        commands = [running.run(["bash", "-c", body], str(folder / f"log{n}"), watch.Watch())
+                    for n, body in enumerate(bodies)]  # fmt: skip
+        return await asyncio.gather(*commands, return_exceptions=True)
+
+    with engine.Engine() as running:
+        return asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", engine.SIGNALS)
 def test_signals_that_come_while_the_command_starts_are_handed_on(number, tmp_path, monkeypatch):
-    """On a loaded machine, a command may have begun before its supervisor goes on."""
+    """On a loaded machine, a command may have begun before the engine goes on."""
     mark, pid, popen = tmp_path / "mark", tmp_path / "pid", subprocess.Popen
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    before = [signal.getsignal(each) for each in engine.SIGNALS]
 
     def slow(command, **options):
         child = popen(command, **options)
@@ -136,17 +150,40 @@ def test_signals_that_come_while_the_command_starts_are_handed_on(number, tmp_pa
         os.kill(os.getpid(), number)
         return child
 
-    monkeypatch.setattr(process.subprocess, "Popen", slow)
-    supervisor = process.Supervisor()
-    supervisor.install()
-    try:
-        with pytest.raises(process.Stopped):
-            command = ["bash", "-c", SAVING.replace("TERM", "TERM INT").format(mark=mark, pid=pid)]
-            supervisor.run(command, str(tmp_path / "log"), process.Plain())
-        assert mark.read_text() == "saved\n"
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    monkeypatch.setattr(engine.subprocess, "Popen", slow)
+    [found] = run_commands(SAVING.format(mark=mark, pid=pid), folder=tmp_path)
+    assert isinstance(found, engine.Stopped) and mark.read_text() == "saved\n"
+    assert [signal.getsignal(each) for each in engine.SIGNALS] == before
+
+
+def test_commands_run_at_the_same_time_and_one_that_fails_does_not_stop_the_others(tmp_path):
+    meet = "touch {0}/{1}; for i in {{1..400}}; do [[ ! -e {0}/{2} ]] || {{ echo met; exit {3}; }}; sleep 0.05; done; exit 9"
+    found = run_commands(meet.format(tmp_path, "a", "b", 0), meet.format(tmp_path, "b", "a", 3), folder=tmp_path)
+    assert found[0] is None and isinstance(found[1], engine.Failed) and str(found[1]) == "met"
+
+
+def test_output_arrives_as_lines_of_text(tmp_path):
+    class Lines(watch.Watch):
+        def read(self, line):
+            found.append(line)
+
+    found, body = [], r"printf 'a\r\nb\rc\xff\xc3'; sleep 0.2; printf '\xa4d\n%0100000d\ne' 7"
+    with engine.Engine() as running:
+        asyncio.run(running.run(["bash", "-c", body], str(tmp_path / "log"), Lines()))
+    assert found == ["a\n", "b\n", "c\ufffdäd\n", f"{7:0100000d}\n", "e"]
+    assert (tmp_path / "log").read_text() == "".join(found)
+
+
+def test_a_log_that_cannot_be_written_stops_the_command(tmp_path, monkeypatch):
+    def full(line):
+        raise OSError(28, "No space left on device")
+
+    mark, pid, found = tmp_path / "mark", tmp_path / "pid", watch.Watch()
+    found.read = full
+    with engine.Engine() as running, pytest.raises(OSError, match="No space"):
+        body = SAVING.format(mark=mark, pid=pid).replace("while", "echo x; while")
+        asyncio.run(running.run(["bash", "-c", body], str(tmp_path / "log"), found))
+    assert mark.read_text() == "saved\n"
 
 
 def test_a_training_that_goes_on_at_another_commit_says_both(progress, tmp_path):
@@ -174,27 +211,3 @@ def test_kill_9_leaves_nothing_running(tmp_path):
     while Path(f"/proc/{number}").exists() and time.time() < end:
         time.sleep(0.05)
     assert not Path(f"/proc/{number}").exists()
-
-
-def test_the_command_is_told_once_that_its_owner_is_gone(tmp_path):
-    """A second signal would end a training that is saving."""
-    told = tmp_path / "told"
-    body = f"trap 'echo told >> {told}' TERM; echo > {tmp_path}/pid; for i in {{1..70}}; do sleep 0.05; done; exit 75"
-    owner = subprocess.Popen(["sleep", "60"])
-    child = begin(tmp_path, body, "--owner", str(owner.pid))
-    wait_for(tmp_path / "pid")
-    owner.kill()  # and not waited for: a zombie is gone, too
-    assert child.wait(30) == 130 and told.read_text() == "told\n"
-    owner.wait()
-
-
-def test_who_is_alive(progress):
-    child = subprocess.Popen(["sleep", "60"])
-    assert progress.is_alive(child.pid) and progress.is_alive(os.getpid()) and progress.is_alive(1)
-    child.kill()
-    end = time.time() + 10
-    while progress.is_alive(child.pid) and time.time() < end:
-        time.sleep(0.02)
-    assert not progress.is_alive(child.pid)  # ended, and nobody has waited for it
-    child.wait()
-    assert not progress.is_alive(child.pid)

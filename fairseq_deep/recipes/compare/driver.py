@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import glob
 import os
@@ -10,18 +11,18 @@ import sys
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import driver as recipes
-from fairseq_deep.recipes import lock
 from fairseq_deep.recipes.changes import PLANNED
-from fairseq_deep.recipes.children import call
+from fairseq_deep.recipes.engine import Engine, Stopped
 from fairseq_deep.recipes.plan import Plan
-from fairseq_deep.recipes.process import Stopped
 from fairseq_deep.recipes.record import read_json, write_json
+from fairseq_deep.recipes.runner import Runner, StageFailed
+from fairseq_deep.recipes.steps import STAGES
 from fairseq_deep.tools import flags_of, write_text
 
 from . import depth, results, table, tune
 from .options import Compare, check_options, conditions, resolve, resolve_schedule
 from .systems import check, check_unchanged, read_systems
-from .trainings import Run, Trainings, recipe_program
+from .trainings import Run, Trainings
 
 FAILED = 3  # exit status if some training runs failed; 1 is the status of unexpected errors
 SEARCH_FAILED = 4  # exit status if runs of the search for learning rates failed, so that there is no table
@@ -90,9 +91,9 @@ def plan(args, systems, flags):
     return runs
 
 
-def train_command(words):
-    """Return the fairseq-train command of a recipe; invalid options are rejected before files are written."""
-    return Plan(recipes.read_options("compare", words)).resolve().train_command
+def plan_of(words):
+    """Return the plan of a recipe; invalid options are rejected before files are written."""
+    return Plan(recipes.read_options("compare", words)).resolve()
 
 
 def without_systems(args, systems, flags):
@@ -100,31 +101,17 @@ def without_systems(args, systems, flags):
     text = "" if args.table_only else text_of(args.exp)
     same = ["--same-text", text] if text else []
     folder = os.path.join(args.exp, "shared")
-    return train_command(recipe_words(args, systems[0].arch, folder, args.seeds[0], same, flags[0]))
+    return plan_of(recipe_words(args, systems[0].arch, folder, args.seeds[0], same, flags[0])).train_command
 
 
-def prepare_text(args, systems, flags):
+def prepare_text(engine, args, systems, flags):
     """Run set-up and text preparation once for all runs; each run links the result into its directory."""
-    folder = os.path.join(args.exp, "shared")
-    words = recipe_words(args, systems[0].arch, folder, 1, ["--stop-stage", "3"], flags[0])
-    os.environ["RECIPE_OWNER"] = str(os.getpid())
-    status, *_ = call(recipe_program(words))
-    if status:
-        raise SystemExit(status)
-
-
-class locked:
-    """Context manager that locks *folder* and yields the descriptor; processes that inherit it hold the lock."""
-
-    def __init__(self, folder):
-        os.makedirs(folder, exist_ok=True)
-        self.held = lock.take(os.path.join(folder, ".lock"), folder)
-
-    def __enter__(self):
-        return self.held
-
-    def __exit__(self, *_):
-        os.close(self.held)
+    shared = plan_of(recipe_words(args, systems[0].arch, os.path.join(args.exp, "shared"), 1, (), flags[0]))
+    os.makedirs(shared.path("logs"), exist_ok=True)
+    try:
+        asyncio.run(Runner(shared, engine).run_stages(STAGES, 0, 3))
+    except StageFailed as end:
+        raise Stopped if end.status == 130 else UsageError(f"{end.reason}; then run the same command again") from None
 
 
 def report(args, systems, runs):
@@ -220,25 +207,26 @@ def work(args):
             print(f"first the learning rates: {len(systems)} systems x 3 rates or more, {args.tune_updates:,} updates "
                   f"each, seed {args.tune_seed}")  # fmt: skip
         for run in runs[: len(systems)]:
-            print(shlex.join(train_command(run.command)))
+            print(shlex.join(plan_of(run.command).train_command))
         return 0
     if args.table_only:
         report(args, systems, runs)
         return 0
-    with locked(args.exp) as held:
+    with Engine() as engine:
+        engine.take_lock(args.exp)
         write_json(os.path.join(args.exp, "conditions.json"), now)
-        prepare_text(args, systems, flags)
+        prepare_text(engine, args, systems, flags)
 
-        def work(runs):
-            return Trainings(runs, args.jobs, args.ngpu, args.devices, held, os.path.join(args.exp, "shared")).work()
+        def train(runs):
+            return asyncio.run(Trainings(engine, runs, args, plan_of).work())
 
         if tuning:
-            systems = tuner(args, base, work).choose(systems)
+            systems = tuner(args, base, train).choose(systems)
             print("\n".join(map(tune.describe, systems)), flush=True)
             remember = check_unchanged(systems, os.path.join(args.exp, "runs"))
             runs = plan(args, systems, flags)
         remember()
-        failed = work(runs)
+        failed = train(runs)
         report(args, systems, runs)
     if failed:
         raise Failed(
@@ -247,22 +235,18 @@ def work(args):
     return 0
 
 
-def main(script, action, words):
+def main(script, words):
     """Run the command and return its exit status."""
+    options = Compare().parse(words)
+    if options.help:
+        options.parser(os.path.basename(script)).print_help()
+        return 0
+    check_options(options)
     try:
-        options = Compare().parse(words)
-        if options.help:
-            options.parser(os.path.basename(script)).print_help()
-            return recipes.DONE
-        check_options(options)
-        return 0 if action == "check" else work(options)
-    except Stopped as end:
-        print(end, file=sys.stderr)
+        return work(options)
+    except Stopped:
+        print("stopped; to resume, run the same command again", file=sys.stderr)
         return 130
-    except UsageError as problem:
+    except (Failed, tune.SearchFailed) as problem:
         print(f"error: {problem.message}", file=sys.stderr)
-        if isinstance(problem, tune.SearchFailed):
-            return SEARCH_FAILED
-        return FAILED if isinstance(problem, Failed) else 2
-    except SystemExit as end:  # raised by the recipe
-        return end.code
+        return FAILED if isinstance(problem, Failed) else SEARCH_FAILED

@@ -1,38 +1,27 @@
 """Execution of a comparison's training runs, some at a time, with progress and time estimates."""
 
+import asyncio
 import contextlib
 import hashlib
 import json
 import os
-import queue
 import re
-import signal
-import subprocess
-import sys
-import threading
 import time
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.display import Display, clock
-from fairseq_deep.recipes.options import EXAMPLES, ROOT
-from fairseq_deep.recipes.process import Stopped
+from fairseq_deep.recipes.engine import Failed, Stopped
 from fairseq_deep.recipes.record import read_json
+from fairseq_deep.recipes.runner import Runner, StageFailed, of_system, report_result
 from fairseq_deep.recipes.seeds import link_text
+from fairseq_deep.recipes.steps import STAGES
+from fairseq_deep.recipes.watch import Watch
 from fairseq_deep.runtime.records import RESULT
 from fairseq_deep.tools import write_text
 
-MAIN = os.path.join(ROOT, "fairseq_deep", "recipes", "__main__.py")
-SCRIPT = os.path.join(EXAMPLES, "compare", "one.sh")
-UPDATE = re.compile(r"^  epoch +\d+  update +(\d+) ")
 # options that do not change the result of a finished run
 IDLE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb", "--ngpu", "--exp")
 EVERY = 30  # interval of progress lines, in seconds
-
-
-def recipe_program(words):
-    """Return the command of a recipe with *words*."""
-    return [sys.executable, MAIN, "recipe/compare", SCRIPT, "run", *words]
 
 
 class Run:
@@ -88,24 +77,14 @@ class Run:
     def has_checkpoint(self):
         return os.path.exists(os.path.join(self.folder, "checkpoints", "checkpoint_last.pt"))
 
-    def diagnose(self, environment):
-        """Run ``fairseq-deep diagnose`` on the last checkpoint and the validation data, unless done.
-
-        Returns:
-            str: the failure, if any
-        """
+    def diagnosis(self):
+        """Return the command of ``fairseq-deep diagnose`` on the last checkpoint; empty if it is done or impossible."""
         output = os.path.join(self.folder, "diagnose.json")
         if not self.system.ours or os.path.exists(output) and not self.begun:
-            return ""
+            return []
         words = ["fairseq-deep", "diagnose", os.path.join(self.folder, "data-bin"), "--split", "valid", "--eval-mode"]
         words += ["--path", os.path.join(self.folder, "checkpoints", "checkpoint_last.pt")]
-        words += ["--json", output, "--cpu"]
-        if os.path.exists(output):
-            os.remove(output)  # results of an older checkpoint
-        path = os.path.join(self.folder, "logs", "diagnose.log")
-        with open(path, "w") as log:
-            status = subprocess.run(words, stdout=log, stderr=log, env=environment).returncode
-        return f"{self.name}: diagnose failed, and its columns stay empty: see {path}" if status else ""
+        return [*words, "--json", output, "--cpu"]
 
     def finish(self, seconds):
         """Record the end, and delete checkpoints that are not required to average or to resume with more updates."""
@@ -119,159 +98,134 @@ class Run:
         write_text(os.path.join(self.folder, "finished.json"), json.dumps(note) + "\n")
 
 
+class Progress(Display):
+    """Display of one run: its lines go to the stream *log*, if any, and the run stores its number of updates."""
+
+    def __init__(self, run, log):
+        super().__init__()
+        self.bars, self.run, self.log = None, run, log
+
+    def show(self, name, done=0, total=None, unit="", note="", left=None, line=""):
+        """Store the number of updates, and write a line if one is due."""
+        if unit == "updates":
+            self.run.last = time.time(), int(done)
+            self.run.first = self.run.first or self.run.last
+        if self.is_due():
+            self.due = time.time() + self.every
+            self.print(f"  {line or f'{name}: {done:,} {unit} {note}'.rstrip()}")
+
+    def print(self, text):
+        """Write a line."""
+        if self.log:
+            print(text, file=self.log, flush=True)
+
+
 class Trainings:
     """The queue of training runs.
 
     Args:
+        engine: runs the commands
         runs: runs in order; finished ones are skipped
-        jobs: number of simultaneous runs
-        gpus: GPUs per run
-        devices: GPUs of the machine
-        lock: open file that all runs inherit
-        shared: directory with the common text
+        args: options of the comparison: directory, number of simultaneous runs, GPUs per run and of the machine
+        plan_of: returns the plan of a run's command
     """
 
-    def __init__(self, runs, jobs, gpus, devices, lock, shared):
-        self.runs, self.jobs, self.lock, self.shared = runs, jobs, lock, shared
-        self.failed, self.children, self.stopping, self.told = [], {}, False, []
-        self.guard, self.display = threading.Lock(), Display(EVERY)
-        ids = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(devices)))
-        ids = [part for part in ids.split(",") if part][:devices]
-        self.slots = queue.Queue()
-        for slot in range(jobs):
-            shares = [ids[(slot * gpus + each) % len(ids)] for each in range(min(gpus, len(ids)))]
-            own = shares if gpus else ids
-            self.slots.put(",".join(own))
+    def __init__(self, engine, runs, args, plan_of):
+        self.engine, self.runs, self.plan_of = engine, runs, plan_of
+        self.shared = os.path.join(args.exp, "shared")
+        self.failed, self.running, self.display = [], [], Display(EVERY)
+        self.slots = devices_of(args.jobs, args.ngpu, args.devices)
 
-    def work(self):
+    async def work(self):
         """Train the unfinished runs, and return the names of failed runs.
 
         Raises:
-            Stopped: after Ctrl-C or SIGTERM, when all child processes have ended
+            Stopped: after a signal, when all commands have ended
         """
         todo = [run for run in self.runs if not run.is_done()]
         for run in self.runs:
             if run.is_done():
-                self._diagnose(run, os.environ)  # an interruption may have skipped this
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            with self.display:
-                self._work_off(todo)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        if self.stopping:
-            raise Stopped("stopped; to resume, run the same command again")
+                await self._diagnose(run, {})  # an interruption may have skipped this
+        with self.display:
+            queue = iter(todo)
+            workers = {asyncio.create_task(self._work_off(queue, devices)) for devices in self.slots}
+            while workers:
+                ended, workers = await asyncio.wait(workers, timeout=0.5)
+                for worker in ended:
+                    worker.result()
+                if self.display.is_due() and not self.engine.stopping:
+                    self._show()
+        if self.engine.stopping:
+            raise Stopped
         return [run.name for run in self.runs if run in self.failed]
 
-    def _work_off(self, todo):
-        with ThreadPoolExecutor(self.jobs) as pool:
-            futures = {pool.submit(self._train, run) for run in todo}
-            while futures:
-                done, futures = wait(futures, timeout=0.5, return_when=FIRST_COMPLETED)
-                for future in done:
-                    future.result()
-                self._look_after_children()
-                if not self.stopping and (done or self.display.is_due()):
+    async def _work_off(self, queue, devices):
+        """Train runs of the queue on *devices*, one after the other."""
+        environment = {"CUDA_VISIBLE_DEVICES": devices} if devices else {}
+        for run in queue:
+            if self.engine.stopping:
+                return
+            self.running.append(run)
+            try:
+                await self._train(run, environment)
+            except StageFailed as end:
+                if end.status == 1:
+                    self._fail(run, end.reason)
+            except UsageError as error:
+                self._fail(run, error.message)
+            except OSError as error:  # such as a full disk
+                self._fail(run, of_system(error))
+            finally:
+                self.running.remove(run)
+                self.display.remove(run.name)
+                if not self.engine.stopping:
                     self._show()
 
-    def _stop(self, *_):
-        self.stopping = True
-
-    def _look_after_children(self):
-        """Reap ended processes, since their children check for this; after a user's signal, terminate the others."""
-        with self.guard:
-            for child in self.children.values():
-                if child.poll() is None and self.stopping and child not in self.told:
-                    child.terminate()
-                    self.told.append(child)
-
-    def _train(self, run):
-        slot = self.slots.get()
-        try:
-            if not self.stopping:
-                self._train_on(run, slot)
-        except (OSError, UsageError) as error:  # such as a full disk
-            self._fail(run, str(error))
-        finally:
-            self.slots.put(slot)
-
-    def _fail(self, run, problem):
-        """Record a failed run, and terminate its process."""
-        with self.guard:
-            child = self.children.pop(run, None)
-        if child is not None:
-            child.terminate()
-            child.stdout.close()  # nobody reads it any more
-            child.wait()
-        self.failed.append(run)
-        self.display.remove(run.name)
-        self.display.print(f"{run.name}: FAILED: {problem}")
-        with contextlib.suppress(OSError):
-            write_text(run.failure, f"{problem}\n")
-
-    def _diagnose(self, run, environment):
-        failure = run.diagnose(environment)
-        if failure and not self.stopping:
-            self.display.print(failure)
-
-    def _train_on(self, run, devices):
+    async def _train(self, run, environment):
+        """Train, translate, score and diagnose one run."""
         link_text(self.shared, run.folder)
         run.begun = time.time()
-        if os.path.exists(run.failure):
+        with contextlib.suppress(FileNotFoundError):
             os.remove(run.failure)
         again = " (resumed)" if run.has_checkpoint() else ""
         self.display.print(f"{run.name}: started{again}")
-        environment = {**os.environ, "RECIPE_OWNER": str(os.getpid())}
-        if devices:
-            environment["CUDA_VISIBLE_DEVICES"] = devices
-        with self.guard:
-            if self.stopping:
-                return
-            child = subprocess.Popen(
-                recipe_program(run.command),
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
-                encoding="utf-8", errors="replace", env=environment, pass_fds=[self.lock],
-            )  # fmt: skip
-            self.children[run] = child
-        problem = self._follow(run, child.stdout)
-        status = child.wait()
-        with self.guard:
-            del self.children[run]
-        self.display.remove(run.name)
-        if self.stopping:
-            return
-        if status:
-            self._fail(run, problem or f"exit status {status}")
-            return
-        self._diagnose(run, environment)
-        if self.stopping:
+        with open(os.path.join(run.folder, "recipe.log"), "a", encoding="utf-8") as log:
+            progress = Progress(run, log)
+            runner = Runner(self.plan_of(run.command), self.engine, log, lambda: progress, environment)
+            await runner.run_stages(STAGES, 4, 7)
+            report_result(runner)
+        await self._diagnose(run, environment)
+        if self.engine.stopping:
             return
         run.finish(time.time() - run.begun)
         result = read_json(os.path.join(run.folder, "RESULT.json"), RESULT)
         found = f"BLEU {result['bleu']:.2f}" if "bleu" in result else f"valid ppl {result['valid_ppl']:.2f}"
         self.display.print(f"{run.name}: done in {clock(time.time() - run.begun)}, {found}; {self._left()}")
 
-    @staticmethod
-    def _follow(run, lines):
-        """Log the recipe's output, track updates, and return the last error."""
-        problem = None
-        with open(os.path.join(run.folder, "recipe.log"), "a", encoding="utf-8") as log:
-            for line in lines:
-                log.write(line)
-                log.flush()
-                found = UPDATE.match(line)
-                if found:
-                    run.last = time.time(), int(found[1])
-                    run.first = run.first or run.last
-                if line.startswith("error: "):
-                    problem = line.strip()[len("error: ") :].partition("; log: ")[0]
-        return problem
+    def _fail(self, run, problem):
+        self.failed.append(run)
+        self.display.print(f"{run.name}: FAILED: {problem}")
+        with contextlib.suppress(OSError):
+            write_text(run.failure, f"{problem}\n")
+
+    async def _diagnose(self, run, environment):
+        """Run ``fairseq-deep diagnose``, unless it is done."""
+        command = run.diagnosis()
+        if not command:
+            return
+        log = os.path.join(run.folder, "logs", "diagnose.log")
+        for path in (log, os.path.join(run.folder, "diagnose.json")):  # of an older checkpoint
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
+        try:
+            await self.engine.run(command, log, Watch(Progress(run, None)), environment)
+        except Failed:
+            self.display.print(f"{run.name}: diagnose failed, and its columns stay empty: see {log}")
+        except Stopped:
+            pass
 
     def _show(self):
-        with self.guard:
-            running = list(self.children)
-        places = [(run, run.last[1] if run.last else 0) for run in running]
+        places = [(run, run.last[1] if run.last else 0) for run in self.running]
         words = [f"{run.name} {done:,} of {run.limit:,} updates" for run, done in places]
         count = len(self.runs) - len(self._todo())
         line = f"{self._left()}: {'; '.join(words)}"
@@ -285,7 +239,7 @@ class Trainings:
 
     def _seconds(self):
         total = estimate(self.runs, self._todo())
-        return None if total is None else total / self.jobs
+        return None if total is None else total / len(self.slots)
 
     def _left(self):
         """Describe the number of unfinished runs and their estimated time."""
@@ -294,6 +248,15 @@ class Trainings:
             return "all done"
         guess = "" if seconds is None else f", about {clock(seconds)}"
         return f"left: {len(todo)} of {len(self.runs)} runs{guess}"
+
+
+def devices_of(jobs, gpus, devices):
+    """Return ``CUDA_VISIBLE_DEVICES`` of each of *jobs* simultaneous runs with *gpus* of the machine's *devices*."""
+    ids = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(devices)))
+    ids = [part for part in ids.split(",") if part][:devices]
+    count = min(gpus, len(ids))
+    return [",".join(ids[(slot * gpus + each) % len(ids)] for each in range(count)) if gpus else ",".join(ids)
+            for slot in range(jobs)]  # fmt: skip
 
 
 def estimate(runs, todo):
