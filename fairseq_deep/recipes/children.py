@@ -1,4 +1,6 @@
-"""Child processes of a claim, which receive its signals and end before it."""
+"""Child processes of a comparison, which receive its signals and end before it."""
+
+from __future__ import annotations
 
 import signal
 import subprocess
@@ -6,12 +8,8 @@ import subprocess
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
-def call(command, cwd=None, capture=False):
-    """Run *command* and return its exit status, output and errors; the latter two are empty without *capture*.
-
-    Raises:
-        SystemExit: a signal interrupted the command, so the captured output is incomplete
-    """
+def call(command: list[str]) -> int:
+    """Run *command* and return its exit status."""
     child, came = None, []
 
     def forward(number, _):
@@ -20,15 +18,11 @@ def call(command, cwd=None, capture=False):
             child.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in STOPS}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"} if capture else {}
     try:
-        child = subprocess.Popen(command, cwd=cwd, **pipes)
+        child = subprocess.Popen(command)
         for number in came:  # signals that arrived before the process existed
             child.send_signal(number)
-        output, errors = child.communicate()
+        return child.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if came and capture:
-        raise SystemExit(128 + came[0])
-    return child.returncode, output or "", errors or ""

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from fairseq_deep import __version__
 from fairseq_deep.errors import one_line, printable
-from fairseq_deep.recipes.commands import claims, compare, completion, distill, recipe
+from fairseq_deep.recipes.commands import compare, completion, distill, recipe
 from fairseq_deep.tools import (
     UsageError,
     archs,
@@ -39,8 +39,8 @@ from fairseq_deep.tools import (
 )
 
 COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, translate, serve, distill, package, plot,
-            report, export, import_, recipe, compare, claims, wheelhouse, completion)  # fmt: skip
-RAW = {"recipe": recipe, "compare": compare, "claims": claims}
+            report, export, import_, recipe, compare, wheelhouse, completion)  # fmt: skip
+RAW = {"recipe": recipe, "compare": compare}
 """Commands that parse their own arguments."""
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """Errors without a file name that come from writing to standard output."""

@@ -1,7 +1,7 @@
 """``results.jsonl``: one line per finished training run, with settings, conditions and results.
 
-Recipes, comparisons and claims write this file to their directory. Tables, pictures, claims, ``fairseq-deep report``
-and the docs read their numbers from it.
+Recipes and comparisons write this file to their directory. Tables, pictures, ``fairseq-deep report`` and the docs read
+their numbers from it.
 """
 
 import contextlib

@@ -16,8 +16,6 @@ from pathlib import Path
 from unittest import mock
 
 from fairseq_deep.recipes import driver
-from fairseq_deep.recipes.claims.definitions import CLAIMS
-from fairseq_deep.recipes.claims.driver import Claims
 from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.tools import main
@@ -36,8 +34,16 @@ def papers():
     return [found[1] for line in lines if (found := re.fullmatch(r"\| .* \| `([^`]*)` \|", line))]
 
 
+def claims():
+    """The commands in the heads of ``examples/claims/*.txt``, for the built-in corpus."""
+    for path in sorted((ROOT / "examples/claims").glob("*.txt")):
+        head = re.sub(r"\\\n# +", "", path.read_text(encoding="utf-8"))
+        [command] = re.findall(r"(?m)^#     (examples/compare/run\.sh .*)", head)
+        yield re.sub(r" --exp \S+", "", command).replace("--data DIR", "--demo --ngpu 1")
+
+
 def configurations():
-    """A command for each recipe's defaults, conf file, comparison and claim."""
+    """A command for each recipe's defaults, conf file and comparison."""
     yield "./run_wmt16_ende.sh --demo --ngpu 1"
     for script in [ROOT / "run_wmt16_ende.sh", *sorted((ROOT / "examples").glob("*/run.sh"))]:
         task = re.search(r'/start\.sh" recipe/(\w+)', script.read_text(encoding="utf-8"))
@@ -47,7 +53,6 @@ def configurations():
             yield from (command, *(f"{command} --conf {conf.stem}" for conf in confs))
     yield "examples/compare/run.sh --demo --ngpu 1 --systems examples/compare/modern.txt --seeds 3"
     yield "examples/compare/run.sh --demo --ngpu 1 --depths 6,12,24 --tune lr prenorm_6l 'fixed=dlcl_6l --dlcl-fixed'"
-    yield from (f"examples/claims/run.sh --demo --ngpu 1 {claim}" for claim in sorted(CLAIMS))
 
 
 def plan(command):
@@ -59,9 +64,11 @@ def plan(command):
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), mock.patch.dict(os.environ):
         status = driver.main(line)
     text = said.getvalue()
-    if status == 0:  # comparisons and claims need the environment, and claims start comparisons
+    if status == 0:  # comparisons need the environment
         line = [sys.executable, driver.__file__.replace("driver.py", "__main__.py"), *line[:2], "run", *words]
-        text += subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=ROOT).stdout
+        done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=ROOT)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        text += done.stdout
     return f"$ {command}\n{text}"
 
 
@@ -80,7 +87,7 @@ def arguments(parser, name):
 
 def helps():
     """All arguments of ``fairseq-deep`` and of the recipes."""
-    drivers = {"recipe": Recipe, "compare": Compare, "claims": Claims}
+    drivers = {"recipe": Recipe, "compare": Compare}
     return "\n\n".join([arguments(main.make_parser()[0], "fairseq-deep"),
                         *(arguments(kind().parser(name), name) for name, kind in drivers.items())])  # fmt: skip
 
@@ -98,6 +105,7 @@ def cases():
     by_recipe = {}
     for command in dict.fromkeys([*configurations(), *papers()]):
         by_recipe.setdefault(Path(command.split()[0]).parent.name or "wmt16_ende", []).append(command)
+    by_recipe["claims"] = list(claims())
     plans = {f"plan_{name}": partial(lambda group: "\n".join(map(plan, group)), group)
              for name, group in by_recipe.items()}  # fmt: skip
     return {**plans, "help": helps, "flags": partial(output, "flags"), "archs": partial(output, "archs", "--verbose")}

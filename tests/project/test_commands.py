@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-from fairseq_deep.recipes.claims.driver import Claims
 from fairseq_deep.recipes.commands.recipe import tasks
 from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe
@@ -15,7 +14,7 @@ from tests.helpers.paths import ROOT
 
 FOLDER = ROOT / "docs/tools"
 PARSER, COMMANDS = make_parser()
-DRIVERS = {"recipe": Recipe, "compare": Compare, "claims": Claims}
+DRIVERS = {"recipe": Recipe, "compare": Compare}
 DOCUMENTED = sorted({*COMMANDS} - {*RAW} - {"path"})
 ELSEWHERE = {"serve": ["../serve.md"], "translate": ["engines.md"]}
 SHARED = "translate.md"  # options of search, engine and checkpoints

@@ -1,6 +1,5 @@
-"""What the tests of ``examples`` share: text, programs, modules."""
+"""What the tests of ``examples`` share: text and programs."""
 
-import importlib
 import random
 import shlex
 import shutil
@@ -48,12 +47,3 @@ def stubs(tools, tmp_path, monkeypatch):
     calls.touch()
     monkeypatch.setenv("CALLS", str(calls))
     return calls
-
-
-@pytest.fixture(scope="module")
-def claims():
-    """The modules of ``recipes/claims`` by name."""
-    names = ("definitions", "scales", "judge", "page", "speed", "fit", "children", "claims")
-    modules = {name: f"claims.{name}" for name in names}
-    modules.update(children="children", claims="claims.driver")
-    return {name: importlib.import_module(f"fairseq_deep.recipes.{module}") for name, module in modules.items()}

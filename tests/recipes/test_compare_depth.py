@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import statistics
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from fairseq_deep.recipes.compare import depth, tune
+from fairseq_deep.recipes.compare.results import diverged
 from fairseq_deep.recipes.compare.systems import System
 from fairseq_deep.tools import UsageError
-from fairseq_deep.tools.results import read
+from fairseq_deep.tools.results import p_over_seeds, read
 from tests.helpers import recipes
 from tests.helpers.paths import ROOT
 
@@ -135,9 +137,8 @@ def test_one_command_tunes_trains_and_judges(tools_of_training, stubs, corpus, t
         assert (exp / "table.md").read_text() == table
 
 
-@pytest.mark.parametrize("command", ["compare/run.sh --demo --dry-run prenorm_6l", "claims/run.sh --list"])
-def test_a_closed_pipe_is_no_traceback(command, tools):
-    words = ["bash", "-c", f"{ROOT}/examples/{command} | :; exit ${{PIPESTATUS[0]}}"]
+def test_a_closed_pipe_is_no_traceback(tools):
+    words = ["bash", "-c", f"{ROOT}/examples/compare/run.sh --demo --dry-run prenorm_6l | :; exit ${{PIPESTATUS[0]}}"]
     done = subprocess.run(words, capture_output=True, text=True, env=recipes.environment(tools), timeout=60)
     assert (done.returncode, done.stderr) == (141, "")
 
@@ -155,6 +156,16 @@ def test_a_run_that_failed_for_another_reason_ends_the_search(tools_of_training,
     assert done.returncode == 2 and "diverges with all learning rates" in done.stderr
     broken.unlink()
     assert compare(*given).returncode == 0
+
+
+@pytest.mark.parametrize("reason, lost", [
+    ("FloatingPointError: gradients are Nan/Inf", True), ("Minimum loss scale reached (0.0001)", True),
+    ("diverged in update 7: the loss scale fell to its minimum; first the loss", True),
+    ("update 7: gradients are inconsistent between workers", False), ("exit status 137", False),
+    ("No space left on device: '/home/nan/exp/checkpoint.pt'", False),
+])  # fmt: skip
+def test_divergence_is_told_from_a_failed_machine(reason, lost):
+    assert diverged(reason) == lost
 
 
 BAD = {
@@ -244,6 +255,31 @@ def test_untuned_rates_and_missing_scores_give_no_verdict(tuned):
         assert found["pays"] == "not clear" and found["p_gain"] < 0.05
         untuned = "Learning rates are not tuned, or at an edge of their grid: a." in depth.page([found])
         assert untuned == (deep["tuned"] is tuned)
+
+
+@pytest.mark.parametrize("count, quantile", [(3, 4.302653), (4, 3.182446), (5, 2.776445), (10, 2.262157)])
+def test_p_over_seeds_is_students(count, quantile):
+    """Values whose t is the 0.975 quantile of Student's distribution have a two-tailed p of 0.05."""
+    spread = [seed * seed / 7 for seed in range(count)]
+    error = statistics.stdev(spread) / math.sqrt(count)
+    values = [value - statistics.fmean(spread) + quantile * error for value in spread]
+    assert p_over_seeds(values) == pytest.approx(0.05, abs=1e-6)
+    assert p_over_seeds(values[:2]) is None
+
+
+def test_the_picture_by_depth_has_a_line_per_system(monkeypatch):
+    by_depth = pytest.importorskip("fairseq_deep.recipes.compare.by_depth")
+    drawn = []
+    monkeypatch.setattr(by_depth.figures, "save_figure", lambda figure, path: drawn.append(figure))
+    points = (("plain", 30, 9.0), ("plain", 6, 20.0), ("DLCL", 6, 21.0), ("DLCL", 30, 22.0))
+    rows = [{"line": line, "depth": layers, "bleu": {"mean": mean, "min": mean - 1, "max": mean + 1}}
+            for line, layers, mean in points]  # fmt: skip
+    by_depth.draw(rows, "depth.png")
+    [axes] = drawn[0].axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["plain", "DLCL"]
+    assert [list(box.lines[0].get_xdata()) for box in axes.containers] == [[6, 30], [6, 30]]
+    assert [list(box.lines[0].get_ydata()) for box in axes.containers] == [[20.0, 9.0], [21.0, 22.0]]
+    assert axes.get_ylabel() == "BLEU"
 
 
 def test_holm():

@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from fairseq_deep import list_archs
-from fairseq_deep.recipes.claims.definitions import CLAIMS
 from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.tools.main import COMMANDS, main, name_of
 from tests.helpers.commands import run
@@ -46,7 +45,6 @@ def test_the_script_is_good_bash(script):
     (["fairseq-deep", "recipe", "own_text", "--smoke", ""], ["true", "false"]),
     (["fairseq-deep", "recipe", "own_text", "--sour"], []),
     (["fairseq-deep", "compare", "--sour"], ["--source-lang"]),
-    (["fairseq-deep", "claims", "--jobs", "2", "dep"], [name for name in CLAIMS if name.startswith("dep")]),
     (["fairseq-deep", "plot", "wei"], ["weights"]),
     (["fairseq-deep", "translate", "--decode-p"], ["--decode-precision"]),
     (["fairseq-deep", "completion", ""], ["bash", "zsh", "tcsh"]),

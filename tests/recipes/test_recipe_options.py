@@ -196,7 +196,6 @@ def test_the_commands_of_fairseq_deep_are_the_scripts(tmp_path, capsys):
     same = run(*words, "--force-batch", script=IWSLT).stdout
     assert capsys.readouterr().out == same and "fairseq-train" in same
     assert main(["recipe", "wmt16_ende", "--baem", "4"]) == 2 and "did you mean --beam?" in capsys.readouterr().err
-    assert main(["claims", "--list"]) == 0 and "one-sided" in capsys.readouterr().out
     assert main(["compare", "prenorm_6l"]) == 2 and "--data is missing" in capsys.readouterr().err
     assert main(["recipe", "wmt16_endd"]) == 2
     assert "unknown recipe wmt16_endd (did you mean wmt16_ende?)" in capsys.readouterr().err
@@ -204,7 +203,7 @@ def test_the_commands_of_fairseq_deep_are_the_scripts(tmp_path, capsys):
     assert main(["compare", "--help"]) == 0 and "--bootstrap" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["recipe", "wmt16_ende"], ["compare", "dlcl_6l"], ["claims", "--list"]])
+@pytest.mark.parametrize("words", [["recipe", "wmt16_ende"], ["compare", "dlcl_6l"]])
 def test_the_commands_need_a_clone(words, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(commands, "EXAMPLES", str(tmp_path / "examples"))
     assert main(words) == 2

@@ -1,4 +1,4 @@
-"""The sub-commands ``recipe``, ``compare`` and ``claims`` of ``fairseq-deep``, which run in the current environment.
+"""The sub-commands ``recipe`` and ``compare`` of ``fairseq-deep``, which run in the current environment.
 
 They pass their words, ``args.words``, to the driver. ``completion`` completes the options of all commands.
 """

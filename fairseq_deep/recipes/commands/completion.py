@@ -6,7 +6,6 @@ import argparse
 
 import fairseq_deep
 from fairseq_deep.errors import UsageError
-from fairseq_deep.recipes.claims.definitions import CLAIMS
 from fairseq_deep.recipes.options import SWITCH
 from fairseq_deep.recipes.recipe import Recipe
 
@@ -43,7 +42,7 @@ def known_names() -> dict[str, list[str]]:
         archs = fairseq_deep.list_archs()
     except ImportError:
         archs = []
-    names = {**dict.fromkeys(("--arch", "PATTERN", "SYSTEM"), archs), "CLAIM": list(CLAIMS),
+    names = {**dict.fromkeys(("--arch", "PATTERN", "SYSTEM"), archs),
              SWITCH.metavar: ["true", "false"]}  # fmt: skip
     return {name: values for name, values in names.items() if values}
 

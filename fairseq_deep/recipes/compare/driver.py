@@ -152,7 +152,7 @@ def report_depth(folder, rows, searched):
     with contextlib.suppress(ImportError):
         from . import by_depth
 
-        by_depth.draw([{**row, "label": row["system"]} for row in complete], {}, os.path.join(folder, "depth.png"))
+        by_depth.draw(complete, os.path.join(folder, "depth.png"))
 
 
 def tuner(args, base, work):

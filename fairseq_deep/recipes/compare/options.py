@@ -50,7 +50,6 @@ class Compare(Options):
     seeds: str = option("1", TEXT, "random seeds of all systems: a number such as 3 (seeds 1, 2 and 3), or a list such "
                         "as 4,7")  # fmt: skip
     updates: int | str = option("auto", AUTO, f"updates of all training runs{SIZE}")
-    full_updates: int | str = option("auto", AUTO_COUNT)  # for which the flags' warm-up is meant
     depths: str = option("", TEXT, "encoder layers of all systems, such as 6,12,24; tests whether depth pays")
     tune: str = option("none", one_of("none", "lr"), "lr: search the learning rate of each system first")
     tune_updates: int | str = option("auto", AUTO_COUNT, "updates of the search; auto: as --updates")
@@ -165,7 +164,6 @@ def resolve_schedule(args, old):
     whole = SIZES[args.conf][2]
     if "--warmup-updates" in flags_of(args.extra):
         whole = args.updates
-    whole = whole if args.full_updates == "auto" else args.full_updates
     scales = [min(1, args.updates / whole), min(1, args.tune_updates / args.updates)]
     args.scales = old.get(SCALES, [1, 1]) if old else scales
     words = [*Plan(recipes.read_options("compare", args.recipe)).conf_flags, *args.extra]

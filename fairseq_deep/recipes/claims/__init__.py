@@ -1,1 +1,0 @@
-"""Claims of the papers: systems and statements, with verdicts from our results."""
