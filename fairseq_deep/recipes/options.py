@@ -22,7 +22,7 @@ EXAMPLES = os.path.join(ROOT, "examples")
 
 
 class Kind(NamedTuple):
-    """The type of an option: a pattern for its values, a description, and metadata for ``--help`` and completion."""
+    """The type of an option: a pattern for its values, a description, and metadata for ``--help``."""
 
     pattern: str
     words: str

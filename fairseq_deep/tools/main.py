@@ -1,7 +1,7 @@
 """Entry point of ``fairseq-deep``.
 
-A sub-command is a module with ``add_arguments(parser)`` and ``run(args) -> int``; the first line of its docstring is
-the help text. To add a sub-command, write the module and list it in `COMMANDS`.
+A sub-command is a module with ``run(args) -> int`` and, unless it is in `RAW`, ``add_arguments(parser)``; the first
+line of its docstring is the help text. To add a sub-command, write the module and list it in `COMMANDS`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from fairseq_deep import __version__
 from fairseq_deep.errors import one_line, printable
-from fairseq_deep.recipes.commands import compare, completion, distill, recipe
+from fairseq_deep.recipes.commands import compare, distill, recipe
 from fairseq_deep.tools import (
     UsageError,
     archs,
@@ -39,7 +39,7 @@ from fairseq_deep.tools import (
 )
 
 COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, translate, serve, distill, package, plot,
-            report, export, import_, recipe, compare, wheelhouse, completion)  # fmt: skip
+            report, export, import_, recipe, compare, wheelhouse)  # fmt: skip
 RAW = {"recipe": recipe, "compare": compare}
 """Commands that parse their own arguments."""
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -65,8 +65,8 @@ class _Parser(argparse.ArgumentParser):
                 stream.write(message)
 
 
-def make_parser(all_arguments: bool = False) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Return the parser and the sub-commands' parsers; *all_arguments*: include arguments of `RAW`, for completion."""
+def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the parser and the sub-commands' parsers, without the arguments of `RAW`."""
     parser = _Parser(prog="fairseq-deep", description="Tools for deep Transformers in fairseq.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     parser.add_argument("--version", action="version", version=f"fairseq_deep {__version__}", help="print the version")
@@ -74,7 +74,7 @@ def make_parser(all_arguments: bool = False) -> tuple[argparse.ArgumentParser, d
         name, raw = name_of(module), module in RAW.values()
         summary = module.__doc__.strip().splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False, add_help=not raw)
-        if all_arguments or not raw:
+        if not raw:
             module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser, commands.choices

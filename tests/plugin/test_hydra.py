@@ -19,6 +19,8 @@ from omegaconf import OmegaConf, open_dict
 
 import fairseq_deep  # noqa: F401
 from fairseq_deep.core.registry import UsageError
+from fairseq_deep.recipes.compare.options import Compare
+from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.tools.main import make_parser
 from tests.helpers.commands import run
 
@@ -71,7 +73,9 @@ def test_help_texts_can_be_formatted(formats_help, monkeypatch):
     for name in dir(options):
         if re.fullmatch("get_.*_parser", name) and name != "get_parser":
             getattr(options, name)()
-    make_parser(all_arguments=True)
+    make_parser()
+    for kind in (Recipe, Compare):
+        kind().parser()
     kinds = {*MODEL_REGISTRY.values(), *TASK_REGISTRY.values()}
     for registry in REGISTRIES.values():
         kinds.update(registry["registry"].values())

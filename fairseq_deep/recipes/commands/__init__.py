@@ -1,6 +1,6 @@
 """The sub-commands ``recipe`` and ``compare`` of ``fairseq-deep``, which run in the current environment.
 
-They pass their words, ``args.words``, to the driver. ``completion`` completes the options of all commands.
+They pass their words, ``args.words``, to the driver.
 """
 
 from __future__ import annotations

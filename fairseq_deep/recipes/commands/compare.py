@@ -5,12 +5,6 @@ from __future__ import annotations
 import argparse
 
 from fairseq_deep.recipes.commands import run_driver
-from fairseq_deep.recipes.compare.options import Compare
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options; the driver parses them."""
-    Compare().add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
