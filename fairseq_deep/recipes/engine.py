@@ -1,8 +1,8 @@
 """The engine of the experiments: runs commands, any number at a time, logs their output, and forwards signals.
 
 All commands run in one event loop. Each has its own process group. The group receives SIGTERM when this process
-receives SIGINT, SIGTERM or SIGUSR1; fairseq-train then saves a checkpoint. The command itself also receives it when
-this process ends for any other reason, such as ``kill -9``.
+receives one of ``SIGNALS``; fairseq-train then saves a checkpoint. The command itself also receives it when this
+process ends for any other reason, such as ``kill -9``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .watch import Watch
 
 STOPPED = 75
 """Exit status of a training that has saved a checkpoint after a signal."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 ENDED = {*(-number for number in SIGNALS), 130, 143, STOPPED}
 """Exit statuses of commands that a signal has stopped."""
 BLOCK = 1 << 16
@@ -44,11 +44,11 @@ class Engine:
     """Runs commands and forwards signals to them; a context manager, which handles signals and holds locks.
 
     Attributes:
-        stopping: whether a signal has arrived
+        stopping: number of the first signal that has arrived; 0: none
     """
 
     def __init__(self) -> None:
-        self.stopping = False
+        self.stopping = 0
         self._locks: list[int] = []  # commands inherit these descriptors: a lock is held until the last one has ended
         self._children: set[subprocess.Popen[bytes]] = set()
         self._starting = False
@@ -65,7 +65,7 @@ class Engine:
             os.close(self._locks.pop())
 
     def _handle(self, number: int, _: Any) -> None:
-        first, self.stopping = not self.stopping, True
+        first, self.stopping = not self.stopping, self.stopping or number
         for child in self._children:
             _stop(child)
         if first and not self._children and not self._starting:
@@ -193,7 +193,8 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Have Linux send SIGTERM to this process when its parent ends for any reason."""
+    """Have Linux send SIGTERM to this process when its parent ends for any reason; SLURM's SIGUSR2 is the parent's."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 

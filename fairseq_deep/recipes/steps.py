@@ -14,11 +14,11 @@ from fairseq_deep.tools import allocator, write_text
 
 from . import model, nodes, record
 from .changes import can_resume
-from .options import EXAMPLES, ROOT, flag_of, quote
 from .engine import Failed
+from .options import EXAMPLES, ROOT, flag_of, quote
 from .runner import Runner
-from .watch import Echo, Generate, Train, Watch
 from .text.corpus import check_lengths, copy_corpus
+from .watch import Echo, Generate, Train, Watch
 
 
 async def set_up(runner: Runner, out: str = "env.txt") -> None:

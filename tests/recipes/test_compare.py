@@ -195,7 +195,8 @@ def test_bad_options_are_refused_by_the_script(tools, corpus, tmp_path, given, p
 def test_a_directory_that_cannot_be_made_is_one_line(tools, stubs, corpus, tmp_path):
     (tmp_path / "file").touch()
     done = compare(tools, corpus, tmp_path / "file/exp", "lstm_6l")
-    recipes.assert_refused(done, f"{tmp_path}/file/exp: Not a directory; fix this", status=2)
+    said = f"cannot write to {tmp_path}/file/exp (Not a directory): choose another --exp"
+    recipes.assert_refused(done, said, status=2)
 
 
 def test_without_data_or_with_help(tools):

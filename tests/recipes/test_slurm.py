@@ -1,132 +1,195 @@
-"""The batch scripts for SLURM, with programs in the place of srun and scontrol: ours, and that of a recipe."""
+"""SLURM: job arrays of ``compare``, the batch script, the machines of a step; on a real cluster by tests/slurm.sh."""
 
+import json
 import os
 import re
-import signal
+import shlex
+import shutil
 import subprocess
+import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed.utils import infer_init_method
 from omegaconf import OmegaConf
 
+from fairseq_deep.recipes import driver
+from fairseq_deep.recipes.compare import cluster
 from tests.helpers.paths import ROOT
+from tests.helpers.recipes import MAIN, assert_refused, checked
 
-SCRIPT = ROOT / "examples/slurm/train.sbatch"
-# a training that saves at a signal, or ends by itself
-SRUN = """#!/usr/bin/env bash
-trap 'exit ${STOPPED:-75}' USR1 TERM
-echo "$@" > "$FOLDER/words"
-for _ in {1..100}; do [[ -e $FOLDER/end ]] && exit "$(<"$FOLDER/end")"; sleep 0.05; done
-"""
+SCRIPT = ROOT / "examples/slurm/job.sbatch"
+TINY = "--encoder-layers 1 --decoder-layers 1 --dropout 0"
+SYSTEMS = (f"plain=prenorm_6l {TINY}", f"dlcl=dlcl_6l {TINY}")
+real = pytest.mark.skipif("SLURM_CONF" not in os.environ, reason="requires a SLURM cluster: tests/slurm.sh")
 
 
-def begin(tmp_path, command, **variables):
-    """A job, and the folder of its programs, when srun is at work."""
-    for name, text in (("srun", SRUN), ("scontrol", '#!/usr/bin/env bash\necho "$@" > "$FOLDER/requeued"\n'),
-                       ("fairseq-deep", "#!/usr/bin/env bash\necho PLUGIN\n")):  # fmt: skip
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "FOLDER": str(tmp_path)}
-    child = subprocess.Popen(command, env={**environment, "SLURM_JOB_ID": "20007", **variables})
-    deadline = time.time() + 20
-    while not ((tmp_path / "words").exists() and (tmp_path / "words").read_text()) and time.time() < deadline:
-        time.sleep(0.02)
-    return child, tmp_path
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """Commands of this environment, on the CPU."""
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
+    for name, value in {"PATH": path, "FAIRSEQ_DEEP_ENV": "current", "CUDA_VISIBLE_DEVICES": ""}.items():
+        monkeypatch.setenv(name, value)
 
 
-@pytest.fixture
-def job(tmp_path):
-    child, folder = begin(tmp_path, [SCRIPT, "data", "--arch", "x"])
-    yield child, folder
-    child.kill()
+def words(corpus, exp, *more, updates=60, slurm=True):
+    launcher = ["--launcher", "slurm"] if slurm else []
+    fixed = ["--data", corpus, "--exp", exp, "--ngpu", "0", "--workers", "1", "--width", "16", "--updates", updates,
+             "--translate", "false", *launcher, *more, "--", "--num-workers", "0"]  # fmt: skip
+    return [str(word) for word in fixed]
 
 
-def recipe(*words, **variables):
-    command = [ROOT / "run_wmt16_ende.sh", *words]
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60,
-                          env={**os.environ, **variables})  # fmt: skip
+def compare(*given, **how):
+    """The ended command."""
+    command = [ROOT / "examples/compare/run.sh", *words(*given, **how)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=900)
 
 
-class TestRecipe:
-    """The script that a recipe writes with --sbatch."""
-
-    @pytest.fixture
-    def script(self, tmp_path):
-        path = tmp_path / "job.sbatch"
-        words = ("--exp", tmp_path / "exp of mine", "--nnodes", "2", "--ngpu", "8", "--sbatch", path)
-        tried = recipe(*words, "--dry-run")
-        assert tried.stdout.splitlines()[-1] == f"would write {path}" and not path.exists(), tried.stderr
-        done = recipe(*words, "--", "--tensorboard-logdir", "a b")
-        assert done.returncode == 0 and done.stdout.splitlines()[-1] == f"wrote {path}: sbatch {path}", done.stderr
-        assert "16 GPUs x 4,096 tokens x update-freq 1 = 65,536" in done.stdout
-        assert not (tmp_path / "exp of mine").exists()
-        return path
-
-    def test_its_job_goes_on_after_the_time_limit(self, script, tmp_path):
-        child, folder = begin(tmp_path, ["bash", script], STOPPED="130")
-        child.send_signal(signal.SIGUSR1)
-        assert child.wait(20) == 130 and (folder / "requeued").read_text() == "requeue 20007\n"
-        words = (folder / "words").read_text().strip()
-        given = f"{ROOT}/run_wmt16_ende.sh --exp {tmp_path}/exp of mine --ngpu 8 -- --tensorboard-logdir a b"
-        assert words == f"--cpus-per-task=1 {given}"
-        text = script.read_text()
-        for flag in ("nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "cpus-per-task=32", "requeue",
-                     "signal=B:USR1@300"):  # fmt: skip
-            assert f"#SBATCH --{flag}\n" in text
-        prepared = re.search(r"^#   (.*--stop-stage 3)( .*)$", text, re.MULTILINE)
-        assert subprocess.run(["bash", "-c", f"{prepared[1]} --dry-run{prepared[2]}"]).returncode == 0
-
-    @pytest.mark.parametrize("processes, cores", [("1", "5"), ("7", "7")])
-    def test_without_a_gpu(self, tmp_path, processes, cores):
-        """The cores are those of the text's processes, or of training."""
-        words = ["--ngpu", "0", "--workers", "5", "--cpu-processes", processes, "--force-batch", "--stage", "4"]
-        done = recipe("--sbatch", tmp_path / "a", *words)
-        assert done.returncode == 0, done.stderr
-        text = (tmp_path / "a").read_text()
-        assert f"--cpus-per-task={cores}\n" in text and "gpus" not in text
-        assert re.search(r"^#   .* --stop-stage 3$", text, re.MULTILINE) and text.count("--stage 4") == 1
-
-    @pytest.mark.parametrize("status", ["1", "130"])
-    def test_an_end_of_another_kind_is_no_reason(self, script, tmp_path, status):
-        child, folder = begin(tmp_path, ["bash", script])
-        (folder / "end").write_text(status)
-        assert child.wait(20) == int(status) and not (folder / "requeued").exists()
-
-    def test_a_task_of_it_knows_its_machines(self, tmp_path):
-        """What SLURM says is what --nnodes, --node-rank and --master say elsewhere."""
-        (tmp_path / "scontrol").write_text('#!/usr/bin/env bash\necho "$@" >&2\nprintf "n7\\nn8\\n"\n')
-        (tmp_path / "scontrol").chmod(0o755)
-        step = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1", "SLURM_JOB_ID": "41",
-                "SLURM_STEP_NODELIST": "n[7-8]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}  # fmt: skip
-        words = ("--dry-run", "--ngpu", "8", "--stage", "4", "--stop-stage", "4")
-        done = recipe(*words, **step)
-        assert done.returncode == 0, done.stderr
-        assert "torchrun --nnodes 2 --node_rank 1 --master_addr n7 --master_port 20041 --nproc" in done.stdout
-        done = recipe(*words, **{**step, "SLURM_STEP_NUM_TASKS": "16"})
-        assert done.returncode == 2 and "16 tasks on 2 machines: give srun --ntasks-per-node 1" in done.stderr
+def losses(exp):
+    """Best validation losses by system and seed."""
+    table = json.loads((exp / "table.json").read_text())
+    return {row["system"]: {seed: each["valid_loss"] for seed, each in row["seeds"].items()}
+            for row in table["systems"]}  # fmt: skip
 
 
-def test_the_time_is_over(job):
-    child, folder = job
-    child.send_signal(signal.SIGUSR1)
-    assert child.wait(20) == 75 and (folder / "requeued").read_text() == "requeue 20007\n"
-    words = (folder / "words").read_text().split()[1:]
-    assert words == ["fairseq-train", "data", "--arch", "x", "--user-dir", "PLUGIN", "--distributed-port", "20007"]
+def until(condition, seconds=300):
+    end = time.time() + seconds
+    while not condition() and time.time() < end:
+        time.sleep(0.1)
+    assert condition()
 
 
-@pytest.mark.parametrize("status", [0, 1, 75])
-def test_an_end_of_another_kind_is_no_reason_to_go_on(job, status):
-    child, folder = job
-    (folder / "end").write_text(str(status))
-    assert child.wait(20) == status and not (folder / "requeued").exists()
+def updates_of(run):
+    path = run / "logs/4-train.log"
+    return [int(each) for each in re.findall(r'"num_updates": "(\d+)"', path.read_text())] if path.exists() else []
 
 
-def test_the_flags_that_it_needs_are_there():
-    text = SCRIPT.read_text()
-    assert "#SBATCH --requeue\n" in text and "#SBATCH --signal=B:USR1@" in text and "--open-mode=append" in text
-    assert "#SBATCH --cpus-per-task=" in text
+@real
+def test_an_array_ends_in_the_table_of_this_machine_also_after_scancel(corpus, tmp_path):
+    """Two systems with three seeds; one run is cancelled while it trains, and resumes with the next command."""
+    given = ("--seeds", "3", *SYSTEMS)
+    command = [ROOT / "examples/compare/run.sh", *words(corpus, tmp_path / "exp", *given, updates=1500)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = tmp_path / "exp/runs/dlcl/seed1"
+    until(lambda: updates_of(run))
+    job = json.loads((run / "job.json").read_text())["job"]
+    subprocess.run(["scancel", job], check=True)
+    out, err = child.communicate(timeout=900)
+    assert child.returncode == 3 and err == "error: 1 of 6 runs failed: dlcl seed 1; the same command retries them\n"
+    assert f"dlcl seed 1: FAILED: job {job} was cancelled or killed: see {tmp_path}/exp/slurm/{job}_0_log.err" in out
+    assert out.count(": done\n") == 5 and (run / "checkpoints/checkpoint_last.pt").exists()
+    done = compare(corpus, tmp_path / "exp", *given, updates=1500)
+    assert done.returncode == 0 and "1 of 6 runs left" in done.stdout, done.stderr
+    assert "Loaded checkpoint" in (run / "logs/4-train.log").read_text()
+    alone = compare(corpus, tmp_path / "alone", *given, updates=1500, slurm=False)
+    assert alone.returncode == 0, alone.stderr
+    assert losses(tmp_path / "exp") == losses(tmp_path / "alone")
+    assert sorted(losses(tmp_path / "exp")["plain"]) == ["1", "2", "3"]
+
+
+@real
+def test_a_run_resumes_after_its_time_limit(corpus, tmp_path, monkeypatch, capsys):
+    """Of one minute; the loss is that of a run without a limit."""
+    monkeypatch.setattr(cluster, "SIGNAL_SECONDS", 20)
+    for exp, more in (("exp", ["--slurm-hours", "0.0167"]), ("alone", [])):
+        given = words(corpus, tmp_path / exp, *more, SYSTEMS[0], updates=6000)
+        assert driver.main(["compare", "run.sh", *given]) == 0, capsys.readouterr().err
+    log = (tmp_path / "exp/runs/plain/seed1/logs/4-train.log").read_text()
+    assert "stopped by a signal: saved checkpoint_last.pt" in log and "Loaded checkpoint" in log
+    assert losses(tmp_path / "exp") == losses(tmp_path / "alone")
+
+
+@real
+def test_what_slurm_rejects_is_one_line_and_nothing_is_prepared(corpus, tmp_path):
+    rejected = {"partition=none": "invalid partition specified: none", "cpus-per-task=999": "configuration"}
+    for slurm, said in rejected.items():
+        done = compare(corpus, tmp_path / "exp", "--slurm", slurm, SYSTEMS[0])
+        assert_refused(done, "--launcher slurm: ", said, "correct --slurm", status=2)
+    assert not (tmp_path / "exp").exists()
+
+
+@real
+def test_a_directory_that_the_nodes_do_not_have_is_one_line(monkeypatch, tmp_path):
+    args = SimpleNamespace(exp=str(tmp_path), jobs=1, ngpu=0, given=(), slurm="", slurm_hours="24")
+    monkeypatch.setattr(cluster, "FRESH", 0)
+    run = cluster.Run(SimpleNamespace(label="a"), 1, str(tmp_path / "a"), [])
+    (tmp_path / "a").mkdir()
+    found = cluster.Cluster([run], args, None)
+    found._collect({"99": run})
+    assert re.match(r"job 99 ended before it began: put --exp on a disk that all nodes share \(.*_log", run.reason())
+
+
+@real
+def test_a_recipe_as_a_job_resumes_after_a_signal(corpus, tmp_path):
+    """The signal before the time limit: the recipe saves, its job is requeued, and resumes."""
+    flags = f"--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 1 --num-workers 0 {TINY}"
+    given = f"{MAIN} --exp {tmp_path}/exp --data {shlex.quote(str(corpus))} --conf mini"
+    given += " --arch transformer_dlcl_2l2l_tiny --ngpu 0 --workers 1 --bpe-merges 60 --max-tokens 100"
+    given += " --batch-tokens 100 --disk-gb 1 --stop-stage 4"
+    command = ["sbatch", "--parsable", f"--output={tmp_path}/log", SCRIPT, *shlex.split(given), "--",
+               *shlex.split(flags), "--max-update", "2000", "--log-interval", "1"]  # fmt: skip
+    job = subprocess.check_output([str(word) for word in command], text=True).strip()
+    until(lambda: updates_of(tmp_path / "exp"))
+    subprocess.run(["scancel", "--batch", "--signal=USR1", job], check=True)
+    until(lambda: (tmp_path / "exp/.done.4").exists())
+    log = (tmp_path / "log").read_text()
+    assert "stopped in stage 4 (train); to resume: " in log and log.count("stage 3 binarise: already done") == 1
+    assert max(updates_of(tmp_path / "exp")) == 2000
+
+
+REFUSED = {
+    "--launcher slurm --slurm partition": "--slurm: 'partition' is not an option of sbatch: write NAME=VALUE",
+    "--launcher slurm --slurm 'qos=a qos=b'": "--slurm has qos twice",
+    "--launcher slurm --slurm time=3": "--slurm: time is set by --slurm-hours: omit it",
+    "--launcher slurm --slurm nodes=3": "--slurm: nodes is set by this command: omit it",
+    "--launcher slurm --slurm-hours 0.1": "--slurm-hours 0.1 is too short to save a checkpoint: give at least 0.2",
+    "--launcher slurm --slurm-hours x": "--slurm-hours must be a number, not 'x'",
+    "--slurm qos=a": "--slurm has no effect without --launcher slurm",
+    "--slurm-hours 3": "--slurm-hours has no effect without --launcher slurm",
+    "--launcher pbs": "--launcher must be local, slurm, not 'pbs'",
+}
+
+
+def programs(folder):
+    """A folder for PATH whose programs of SLURM accept everything."""
+    for name in ("sbatch", "squeue"):
+        (folder / name).write_text("#!/usr/bin/env bash\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize("given", REFUSED)
+def test_options_that_contradict_are_refused(corpus, tmp_path, monkeypatch, given):
+    monkeypatch.setenv("PATH", programs(tmp_path))
+    own = ["--data", corpus, "--exp", tmp_path / "exp", "--ngpu", "0", *shlex.split(given), "lstm_6l"]
+    assert_refused(checked(ROOT / "examples/compare/run.sh", *own), REFUSED[given], status=2)
+    assert not (tmp_path / "exp").exists()
+
+
+def test_a_machine_without_slurm_is_refused(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    own = ["--data", corpus, "--exp", tmp_path / "exp", "--launcher", "slurm", "lstm_6l"]
+    for more, said in ((["--ngpu", "0"], "sbatch is not in PATH: run this on a login node"), ([], "requires --ngpu")):
+        assert_refused(checked(ROOT / "examples/compare/run.sh", *own, *more), said, status=2)
+
+
+def test_a_step_knows_its_machines(tmp_path, monkeypatch):
+    """SLURM's variables take the place of --nnodes, --node-rank and --master."""
+    (tmp_path / "scontrol").write_text('#!/usr/bin/env bash\nprintf "n7\\nn8\\n"\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    step = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1", "SLURM_JOB_ID": "41",
+            "SLURM_STEP_NODELIST": "n[7-8]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}  # fmt: skip
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    given = ("--dry-run", "--ngpu", "8", "--stage", "4", "--stop-stage", "4")
+    done = checked(MAIN, *given)
+    assert done.returncode == 0, done.stderr
+    torchrun = "torchrun --nnodes 2 --node_rank 1 --master_addr n7 --master_port 20041 .*timeout=86400"
+    assert re.search(torchrun, done.stdout)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "16")
+    assert_refused(checked(MAIN, *given), "16 tasks on 2 machines: give srun --ntasks-per-node 1", status=2)
 
 
 @pytest.mark.parametrize("nodes, place", [("1", None), ("2", "tcp://n7:20007")])

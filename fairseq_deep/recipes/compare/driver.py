@@ -19,7 +19,7 @@ from fairseq_deep.recipes.runner import Runner, StageFailed
 from fairseq_deep.recipes.steps import STAGES
 from fairseq_deep.tools import flags_of, write_text
 
-from . import depth, results, table, tune
+from . import cluster, depth, results, table, tune
 from .options import Compare, check_options, conditions, resolve, resolve_schedule
 from .systems import check, check_unchanged, read_systems
 from .trainings import Run, Trainings
@@ -202,6 +202,8 @@ def work(args):
         remember = check_unchanged(systems, os.path.join(args.exp, "runs"))
     runs = plan(args, systems, flags)
     show_plan(args, systems, runs)
+    if args.launcher == "slurm" and not args.table_only:
+        cluster.check(args)
     if args.dry_run:
         if tuning:
             print(f"first the learning rates: {len(systems)} systems x 3 rates or more, {args.tune_updates:,} updates "
@@ -218,6 +220,8 @@ def work(args):
         prepare_text(engine, args, systems, flags)
 
         def train(runs):
+            if args.launcher == "slurm":
+                return cluster.Cluster(runs, args, plan_of).work()
             return asyncio.run(Trainings(engine, runs, args, plan_of).work())
 
         if tuning:
@@ -245,7 +249,8 @@ def main(script, words):
     try:
         return work(options)
     except Stopped:
-        print("stopped; to resume, run the same command again", file=sys.stderr)
+        jobs = "; the jobs continue (scancel ends them)" if options.launcher == "slurm" else ""
+        print(f"stopped{jobs}; to resume, run the same command again", file=sys.stderr)
         return 130
     except (Failed, tune.SearchFailed) as problem:
         print(f"error: {problem.message}", file=sys.stderr)
