@@ -16,6 +16,7 @@ import json
 import os
 import shlex
 import sys
+from typing import Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.machine import count_cores
@@ -31,14 +32,18 @@ from .steps import STAGES, set_up, start_training
 from .watch import Watch
 
 
-def read_options(task: str, words: list[str]) -> Recipe:
-    """Return the options of a recipe: its defaults, overridden by the user's options."""
-    path, options = os.path.join(EXAMPLES, task, "recipe.args"), Recipe()
+def read_options(task: str, words: list[str], options: Any = None) -> Any:
+    """Return the options of a recipe: its defaults, overridden by the user's options.
+
+    Args:
+        options: the object that stores them; None: a new `Recipe`
+    """
+    path, options = os.path.join(EXAMPLES, task, "recipe.args"), options or Recipe()
     if not os.path.isfile(path):
         raise UsageError(f"unknown recipe {task} ({path} does not exist); run this in a clone of the repository")
     with open(path, encoding="utf-8") as stream:
         options.parse(shlex.split(stream.read(), comments=True), by_user=False)
-    options.set("task", task)
+    options.task = task
     return options.parse(words)
 
 

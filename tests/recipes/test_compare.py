@@ -213,7 +213,7 @@ def modules(monkeypatch):
     monkeypatch.setenv("FAIRSEQ_DEEP_ENV", "current")
     monkeypatch.setenv("FAIRSEQ_DEEP_CHECKED", shutil.which("python") or "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    names = {"compare": "driver", **{name: name for name in ("results", "table", "trainings", "picture")}}
+    names = {"compare": "driver", **{name: name for name in ("options", "results", "table", "trainings", "picture")}}
     found = {name: importlib.import_module(f"{COMPARE}.{module}") for name, module in names.items()}
     return SimpleNamespace(**found)
 
@@ -342,11 +342,11 @@ def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypa
         status, printed = ask(system, **how)
         recipes.assert_refused(SimpleNamespace(returncode=status, stderr=printed.err), *parts, status=2)
 
-    words = ["--conf", "mini", "--source-lang", "en", "--target-lang", "de", "--average", "1"]
-    args = SimpleNamespace(recipe=words, extra=[], tune="none")
-    args.updates, args.width, args.heads, args.scales = 4, WIDTH, 2, [4 / 2000, 1]
+    words = f"--conf mini --average 1 --updates 4 --width {WIDTH} --heads 2".split()
+    args = driver.read_options("compare", words, modules.options.Compare())
+    args.scales = [4 / 2000, 1]
     (exp / "runs/a").mkdir(parents=True)
-    write_json(str(exp / "conditions.json"), modules.compare.conditions(args))
+    write_json(str(exp / "conditions.json"), modules.options.conditions(args))
     write_json(str(exp / "runs/a/system.json"), {"system": "transformer_lstm_6l"})
     for updates in ("4", "8"):
         status, printed = ask("a=lstm_6l", updates=updates)
@@ -366,11 +366,11 @@ def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypa
     assert ask("b=lstm_6l --ddp-backend legacy_ddp --num-workers 0")[0] == 0, "they change nothing that is learned"
     # the rates of this schedule depend on the number of updates
     args.extra = SCHEDULE
-    write_json(str(exp / "conditions.json"), modules.compare.conditions(args))
+    write_json(str(exp / "conditions.json"), modules.options.conditions(args))
     assert ask("a=lstm_6l", flags=args.extra)[0] == 0
     refuse("another value of --updates: 4, now 8", "another --exp", flags=args.extra, updates="8")
     args.extra = []
-    write_json(str(exp / "conditions.json"), modules.compare.conditions(args))
+    write_json(str(exp / "conditions.json"), modules.options.conditions(args))
     own = f"b=lstm_6l {shlex.join(SCHEDULE)}"
     refuse("another value of --updates: 4, now 8", "another --exp", system=own, updates="8")
     note(lstm_attn_residual=False)
@@ -435,6 +435,12 @@ def bleu(name):
     return sacrebleu.corpus_bleu(LINES[name], [LINES["ref"]]).score
 
 
+def plan(folder, updates="", average=1):
+    """What a run needs of its plan."""
+    options, value = SimpleNamespace(average=average), lambda *_: updates or "0"
+    return SimpleNamespace(exp=str(folder), options=options, train_value=value, keys=["key"] * 8)
+
+
 def write_run(folder, kind, losses, parameters):
     """A finished training as the recipe leaves it."""
     (folder / "logs").mkdir(parents=True)
@@ -469,13 +475,14 @@ def finished(modules, tmp_path):
     runs = []
     for system in systems:
         for seed in (1, 2, 3):
-            run = modules.trainings.Run(system, seed, str(tmp_path / system.label / f"seed{seed}"), [])
+            run = modules.trainings.Run(system, seed, plan(tmp_path / system.label / f"seed{seed}"))
             runs.append(run)
             if system.label == "worse" and seed > 1:
                 continue
             kind = "bad" if system.label == "worse" else "good"
             write_run(Path(run.folder), kind, [9 + seed, 7 + seed, 8 + seed], 1000 * len(system.label))
-            Path(run.folder, "finished.json").write_text(json.dumps({"key": run.key(), "seconds": 10 * seed}))
+            Path(run.folder, "finished.json").write_text(json.dumps({"seconds": 10 * seed}))
+            Path(run.folder, ".done.7").write_text("key\n")
     failed = Path(runs[7].folder)
     failed.mkdir(parents=True)
     (failed / "failure.txt").write_text("stage 4 (train) failed: loss is NaN\n")
@@ -538,7 +545,7 @@ def test_without_matplotlib_there_is_a_table_all_the_same(finished, modules, mon
     monkeypatch.delitem(sys.modules, f"{COMPARE}.picture")
     monkeypatch.delattr(importlib.import_module(COMPARE), "picture")
     monkeypatch.setitem(sys.modules, "matplotlib.ticker", None)
-    modules.compare.report(SimpleNamespace(exp=str(tmp_path), bootstrap=0, tables="", depths=[]), [], [])
+    modules.compare.report(SimpleNamespace(exp=str(tmp_path), bootstrap=0, tables="", depth_list=[]), [], [])
     printed = capsys.readouterr().out
     assert "pip install matplotlib" in printed.splitlines()[-1] and (tmp_path / "table.md").exists()
     assert not (tmp_path / "picture.png").exists()
@@ -563,7 +570,7 @@ def test_the_estimate_knows_systems_from_their_other_seeds(finished, modules):
     _, runs = finished
     todo = [runs[7], runs[8]]  # of "worse", whose first seed took 10 s
     assert modules.trainings.estimate(runs, todo) == pytest.approx(20)
-    new = modules.trainings.Run(SimpleNamespace(label="new"), 1, "/nowhere", [])
+    new = modules.trainings.Run(SimpleNamespace(label="new"), 1, plan("/nowhere"))
     assert modules.trainings.estimate(runs, [new]) == pytest.approx((2 * 60 + 10) / 7)
     assert modules.trainings.estimate([new], [new]) is None
 
@@ -578,15 +585,16 @@ def test_a_second_command_in_the_same_folder_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "average, kept", [("1", ["checkpoint_last.pt"]), ("3", ["checkpoint2.pt", "checkpoint_last.pt"])]
+    "average, kept", [(1, ["checkpoint_last.pt"]), (3, ["checkpoint2.pt", "checkpoint_last.pt"])]
 )
 def test_what_more_updates_would_average_is_kept(modules, tmp_path, average, kept):
     (tmp_path / "checkpoints").mkdir()
     for name in ("checkpoint2.pt", "checkpoint_best.pt", "checkpoint_last.pt"):
         (tmp_path / "checkpoints" / name).touch()
     system = SimpleNamespace(label="a", ours=True)
-    run = modules.trainings.Run(system, 1, str(tmp_path), ["--average", average])
+    run = modules.trainings.Run(system, 1, plan(tmp_path, average=average))
     run.finish(1.0)
+    (tmp_path / ".done.7").write_text("key\n")
     assert not run.is_done(), "without its figures it is to be done again"
     (tmp_path / "RESULT.json").touch()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == kept and run.is_done()
@@ -596,7 +604,7 @@ def work(modules, folder, *runs):
     """Names of the failed runs of a queue."""
     args = SimpleNamespace(exp=str(folder), jobs=1, ngpu=0, devices=0)
     with engine.Engine() as running:
-        return asyncio.run(modules.trainings.Trainings(running, runs, args, lambda words: SimpleNamespace()).work())
+        return asyncio.run(modules.trainings.Trainings(running, runs, args).work())
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -606,7 +614,7 @@ def test_the_worth_of_the_source_is_not_an_older_models(modules, tmp_path, tools
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "logs").mkdir()
     (tmp_path / "diagnose.json").write_text('{"models": []}')
-    run = modules.trainings.Run(SimpleNamespace(label="a", ours=True), 1, str(tmp_path), [])
+    run = modules.trainings.Run(SimpleNamespace(label="a", ours=True), 1, plan(tmp_path))
     monkeypatch.setattr(run, "is_done", lambda: True)
     run.begun = time.time() if trained else None
     assert work(modules, tmp_path, run) == []
@@ -628,11 +636,12 @@ def test_a_full_disk_fails_one_run_and_not_the_queue(modules, tmp_path, monkeypa
     monkeypatch.setattr(modules.trainings, "report_result", lambda runner: None)
     monkeypatch.setattr(modules.trainings, "link_text", lambda *_: None)
     systems = [SimpleNamespace(label=name, ours=False) for name in "ab"]
-    runs = [modules.trainings.Run(system, 1, str(tmp_path / system.label), []) for system in systems]
+    runs = [modules.trainings.Run(system, 1, plan(tmp_path / system.label)) for system in systems]
     for run in runs:
         (tmp_path / run.system.label / "checkpoints").mkdir(parents=True)
     (tmp_path / "a/recipe.log").symlink_to("/dev/full")
     (tmp_path / "b/RESULT.json").write_text('{"valid_ppl": 2.0}')
+    (tmp_path / "b/.done.7").write_text("key\n")
     assert work(modules, tmp_path, *runs) == ["a seed 1"]
     assert "No space left on device" in runs[0].reason() and runs[1].is_done()
 

@@ -40,8 +40,8 @@ fi
 
 def tuner(losses, default=0.002, **options):
     """A `Tuner` whose runs have the loss ``losses(label, rate)``; and the rates that it tries, in order."""
-    args = SimpleNamespace(exp="exp", tune_seed=9, tune_updates=5, tune_schedule=[], scales=(1, 1), recipe=[],
-                           translate=True, **options)  # fmt: skip
+    args = SimpleNamespace(exp="exp", tune_seed=9, tune_updates=5, tune_schedule=[], scales=(1, 1), translate=True,
+                           **options)  # fmt: skip
     made, tried = tune.Tuner(args, None, None, default), []
 
     def measure(candidates):

@@ -40,10 +40,10 @@ for label in ("one", "two"):
     folder = sys.argv[1] + "/" + label
     os.makedirs(folder, exist_ok=True)
     open(folder + "/RESULT.json", "w").write('{"valid_ppl": 5.0}')
-    runs.append(Run(Facts(label=label, ours=False), 1, folder, ["--max-update", "4"]))
+    runs.append(Run(Facts(label=label, ours=False), 1, Facts(exp=folder, train_value=lambda *_: "4")))
 with engine.Engine() as running:
     args = Facts(exp=sys.argv[1], jobs=2, ngpu=0, devices=0)
-    asyncio.run(trainings.Trainings(running, runs, args, lambda words: None).work())
+    asyncio.run(trainings.Trainings(running, runs, args).work())
 """
 
 

@@ -114,9 +114,10 @@ def test_what_slurm_rejects_is_one_line_and_nothing_is_prepared(corpus, tmp_path
 def test_a_directory_that_the_nodes_do_not_have_is_one_line(monkeypatch, tmp_path):
     args = SimpleNamespace(exp=str(tmp_path), jobs=1, ngpu=0, given=(), slurm="", slurm_hours="24")
     monkeypatch.setattr(cluster, "FRESH", 0)
-    run = cluster.Run(SimpleNamespace(label="a"), 1, str(tmp_path / "a"), [])
+    plan = SimpleNamespace(exp=str(tmp_path / "a"), train_value=lambda *_: "4")
+    run = cluster.Run(SimpleNamespace(label="a"), 1, plan)
     (tmp_path / "a").mkdir()
-    found = cluster.Cluster([run], args, None)
+    found = cluster.Cluster([run], args)
     found._collect({"99": run})
     assert re.match(r"job 99 ended before it began: put --exp on a disk that all nodes share \(.*_log", run.reason())
 

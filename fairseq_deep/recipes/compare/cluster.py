@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from fairseq_deep.errors import UsageError, one_line
@@ -45,8 +44,8 @@ SET = ("array", "chdir", "error", "export", "gpus-per-node", "job-name", "nodes"
 class Job:
     """A run as a task of submitit."""
 
-    def __init__(self, run: Run, args: Any, plan_of: Callable[[list[str]], Any]):
-        self.run, self.args, self.plan_of = run, args, plan_of
+    def __init__(self, run: Run, args: Any):
+        self.run, self.args = run, args
 
     def __call__(self) -> None:
         """Train, translate and score the run; its directory records the result."""
@@ -56,7 +55,7 @@ class Job:
         with Engine() as engine:
             try:
                 engine.take_lock(self.run.folder)
-                asyncio.run(Trainings(engine, [self.run], self.args, self.plan_of).work())
+                asyncio.run(Trainings(engine, [self.run], self.args).work())
                 return
             except Stopped:
                 pass
@@ -131,11 +130,10 @@ class Cluster:
     Args:
         runs: runs in order; finished ones are skipped
         args: options of the comparison
-        plan_of: returns the plan of a run's command
     """
 
-    def __init__(self, runs: list[Run], args: Any, plan_of: Callable[[list[str]], Any]):
-        self.runs, self.plan_of, self.display = runs, plan_of, Display(EVERY)
+    def __init__(self, runs: list[Run], args: Any):
+        self.runs, self.display = runs, Display(EVERY)
         self.args, self.folder = copy.copy(args), os.path.join(args.exp, "slurm")
         self.args.jobs, self.args.devices = 1, args.ngpu
         self.parallel = args.jobs if "jobs" in args.given else len(runs)
@@ -187,7 +185,7 @@ class Cluster:
         )  # fmt: skip
         try:
             with executor.batch():
-                jobs = [executor.submit(Job(run, self.args, self.plan_of)) for run in runs]
+                jobs = [executor.submit(Job(run, self.args)) for run in runs]
         except submitit.core.utils.FailedJobError as error:
             raise UsageError(f"--launcher slurm: {_words(str(error))}; correct --slurm") from error
         for job, run in zip(jobs, runs):

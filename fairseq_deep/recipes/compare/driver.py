@@ -8,11 +8,14 @@ import glob
 import os
 import shlex
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import driver as recipes
 from fairseq_deep.recipes.changes import PLANNED
 from fairseq_deep.recipes.engine import Engine, Stopped
+from fairseq_deep.recipes.options import load_conf
 from fairseq_deep.recipes.plan import Plan
 from fairseq_deep.recipes.record import read_json, write_json
 from fairseq_deep.recipes.runner import Runner, StageFailed
@@ -21,8 +24,11 @@ from fairseq_deep.tools import flags_of, write_text
 
 from . import cluster, depth, results, table, tune
 from .options import Compare, check_options, conditions, resolve, resolve_schedule
-from .systems import check, check_unchanged, read_systems
+from .systems import System, check, check_unchanged, read_systems
 from .trainings import Run, Trainings
+
+Work = Callable[[list[Run]], list[str]]
+"""Trains runs, and returns the names of failed ones."""
 
 FAILED = 3  # exit status if some training runs failed; 1 is the status of unexpected errors
 SEARCH_FAILED = 4  # exit status if runs of the search for learning rates failed, so that there is no table
@@ -32,19 +38,21 @@ class Failed(UsageError):
     """Some training runs failed; the others are in the table."""
 
 
-def check_conditions(exp, old, now, flags):
+def check_conditions(exp: str, old: dict[str, Any], now: dict[str, Any], flags: list[list[str]]) -> None:
     """Reject conditions that differ from the *old* ones, except more updates if the *flags* of systems allow it."""
     planned = any(flags_of(words).get("--lr-scheduler") in PLANNED for words in flags)
     for name in [*now, *old] if old else []:
         before, after = old.get(name), now.get(name)
-        if before == after or (name == "--updates" and before < after and not planned):
+        if str(before).lower() == str(after).lower():  # version 0.3 recorded words of the command line
+            continue
+        if name == "--updates" and before < after and not planned:
             continue
         before, after = ("the default" if value in (None, "") else value for value in (before, after))
         raise UsageError(f"{exp} was begun with another value of {name}: {before}, now {after}: use another --exp")
 
 
-def shared_flags(args):
-    """Return flags of fairseq-train for all systems, with common width, logging and validation intervals."""
+def shared_flags(args: Compare) -> tuple[list[str], int]:
+    """Return flags of fairseq-train for all systems, with common width and intervals, and the logging interval."""
     every = max(1, min(100, args.updates // 50))
     flags = ["--max-update", str(args.updates), "--log-interval", str(every)]
     flags += ["--validate-interval", "1000000", "--validate-interval-updates", str(max(1, args.updates // 20))]
@@ -57,9 +65,9 @@ def shared_flags(args):
     return flags + args.extra + args.schedule, every
 
 
-def text_of(exp):
+def text_of(exp: str) -> str:
     """Return the recipe's hash of the text of all runs in *exp*; empty before the first checkpoint."""
-    found = {}
+    found: dict[str, str] = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(exp), "runs", "*", "seed*", "trained-with.txt"))):
         folder = os.path.dirname(path)
         ends = (os.path.join("checkpoints", "checkpoint_last.pt"), "finished.json")
@@ -72,49 +80,37 @@ def text_of(exp):
     return next(iter(found), "")
 
 
-def recipe_words(args, arch, folder, seed, options=(), flags=()):
-    """Return the words for the recipe of one training run."""
-    own = ["--arch", arch, "--arch-known", "true", "--exp", folder, "--seed", str(seed)]
-    return [*args.recipe, "--ngpu", str(args.ngpu), *own, *options, "--", *flags]
-
-
-def plan(args, systems, flags):
+def plan_runs(args: Compare, systems: list[System], flags: list[str], every: int) -> list[Run]:
     """Return all runs: all systems with the first seed, then all systems with the second, and so on."""
-    shared, every = flags
     runs = []
-    for seed in args.seeds:
+    for seed in args.seed_list:
         for system in systems:
             folder = os.path.join(args.exp, "runs", system.label, f"seed{seed}")
             depth = ["--log-depth-interval", str(every)] if system.ours else []
-            own = [*shared, *depth, *system.sizes, *system.flags]
-            runs.append(Run(system, seed, folder, recipe_words(args, system.arch, folder, seed, flags=own)))
+            own = [*flags, *depth, *system.sizes, *system.flags]
+            runs.append(Run(system, seed, Plan(args.run(system.arch, folder, seed, own)).resolve()))
     return runs
 
 
-def plan_of(words):
-    """Return the plan of a recipe; invalid options are rejected before files are written."""
-    return Plan(recipes.read_options("compare", words)).resolve()
-
-
-def without_systems(args, systems, flags):
+def without_systems(args: Compare, systems: list[System], flags: list[str]) -> list[str]:
     """Return the fairseq-train command without flags of a system, and reject another text than the runs'."""
-    text = "" if args.table_only else text_of(args.exp)
-    same = ["--same-text", text] if text else []
-    folder = os.path.join(args.exp, "shared")
-    return plan_of(recipe_words(args, systems[0].arch, folder, args.seeds[0], same, flags[0])).train_command
+    text, folder = "" if args.table_only else text_of(args.exp), os.path.join(args.exp, "shared")
+    options = args.run(systems[0].arch, folder, args.seed_list[0], flags, same_text=text)
+    return Plan(options).resolve().train_command
 
 
-def prepare_text(engine, args, systems, flags):
+def prepare_text(engine: Engine, args: Compare, systems: list[System], flags: list[str]) -> None:
     """Run set-up and text preparation once for all runs; each run links the result into its directory."""
-    shared = plan_of(recipe_words(args, systems[0].arch, os.path.join(args.exp, "shared"), 1, (), flags[0]))
-    os.makedirs(shared.path("logs"), exist_ok=True)
+    options = args.run(systems[0].arch, os.path.join(args.exp, "shared"), 1, flags, stop_stage=3)
+    plan = Plan(options).resolve()
+    os.makedirs(plan.path("logs"), exist_ok=True)
     try:
-        asyncio.run(Runner(shared, engine).run_stages(STAGES, 0, 3))
+        asyncio.run(Runner(plan, engine).run_stages(STAGES, 0, 3))
     except StageFailed as end:
         raise Stopped if end.status == 130 else UsageError(f"{end.reason}; then run the same command again") from None
 
 
-def report(args, systems, runs):
+def report(args: Compare, systems: list[System], runs: list[Run]) -> None:
     """Write table and picture."""
     rows = results.rows(systems, runs, args.bootstrap, args.exp)
     if not any(row["done"] or row["failed"] for row in rows):
@@ -124,7 +120,7 @@ def report(args, systems, runs):
     text = table.write(folder, rows, results.facts(rows))
     if not args.tables:
         print(f"\n{text}")
-    if args.depths:
+    if args.depth_list:
         report_depth(folder, rows, args.tune_updates if args.tune_updates < args.updates else None)
     if not any(row["done"] for row in rows):
         print(f"-> {folder}: table.md, table.csv, table.json; no picture, since all runs failed")
@@ -138,7 +134,7 @@ def report(args, systems, runs):
         print(f"-> {folder}: table.md, table.csv, table.json; no picture: {error}; pip install matplotlib")
 
 
-def report_depth(folder, rows, searched):
+def report_depth(folder: str, rows: list[dict[str, Any]], searched: int | None) -> None:
     """Write ``depth.md``, ``depth.json`` and, with matplotlib, ``depth.png``; for *searched* see `depth.page`."""
     lines = {row["line"]: [other for other in rows if other["line"] == row["line"]] for row in rows}
     complete = [row for same in lines.values() if all(row["done"] for row in same) for row in same]
@@ -155,24 +151,25 @@ def report_depth(folder, rows, searched):
         by_depth.draw(complete, os.path.join(folder, "depth.png"))
 
 
-def tuner(args, base, work):
+def tuner(args: Compare, base: list[str], work: Work | None) -> tune.Tuner:
     """Return the search for learning rates; *work* trains runs, or is None."""
 
-    def make(own, systems):
+    def make(own: Compare, systems: list[System]) -> list[Run]:
         remember = check_unchanged(systems, os.path.join(own.exp, "runs"))
         if work:
             remember()
-        return plan(own, systems, shared_flags(own))
+        return plan_runs(own, systems, *shared_flags(own))
 
     return tune.Tuner(args, make, work, tune.rate_of(flags_of(base), "-- --lr"))
 
 
-def show_plan(args, systems, runs):
+def show_plan(args: Compare, systems: list[System], runs: list[Run]) -> None:
+    """Print the systems, the number of runs and the warm-up."""
     todo = [run for run in runs if not run.is_done()]
     width = max(len(system.label) for system in systems)
     for system in systems:
         print(f"  {system.label:{width}}  {system.text}")
-    seeds = ", ".join(map(str, args.seeds))
+    seeds = ", ".join(map(str, args.seed_list))
     left = f"{len(todo)} of {len(runs)} runs left"
     print(f"{len(systems)} systems x seeds {seeds}, {args.updates:,} updates each: {left}", flush=True)
     lengths = [flags_of(words).get("--warmup-updates", args.warmup) for words in (args.schedule, args.tune_schedule)]
@@ -182,72 +179,81 @@ def show_plan(args, systems, runs):
               "changes it", flush=True)  # fmt: skip
 
 
-def work(args):
-    """Run a comparison, and return the exit status."""
+def show_commands(args: Compare, systems: list[System], runs: list[Run]) -> None:
+    """Print the training command of each system."""
+    if args.tune != "none":
+        print(f"first the learning rates: {len(systems)} systems x 3 rates or more, {args.tune_updates:,} updates "
+              f"each, seed {args.tune_seed}")  # fmt: skip
+    for run in runs[: len(systems)]:
+        print(shlex.join(run.plan.train_command))
+
+
+def work(args: Compare) -> None:
+    """Run a comparison.
+
+    Raises:
+        Failed: some training runs failed
+    """
     resolve(args)
     old = read_json(os.path.join(args.exp, "conditions.json"))
     resolve_schedule(args, old)
     now = conditions(args)
     systems, flags = read_systems(args.arguments, args.systems), shared_flags(args)
     check_conditions(args.exp, old, now, [[*args.extra, *system.flags] for system in systems])
-    systems = depth.expand(systems, args.depths) if args.depths else systems
-    base = without_systems(args, systems, flags)
+    systems = depth.expand(systems, args.depth_list) if args.depth_list else systems
+    base = without_systems(args, systems, flags[0])
     check(systems, base, args.width)
     tuning = args.tune != "none"
     if tuning:
         tuner(args, base, None).check(systems)
-    if tuning and args.table_only:
-        systems = tuner(args, base, None).choose(systems)
-    if not tuning or args.table_only:
-        remember = check_unchanged(systems, os.path.join(args.exp, "runs"))
-    runs = plan(args, systems, flags)
+        if args.table_only:
+            systems = tuner(args, base, None).choose(systems)
+    remember = None if tuning and not args.table_only else check_unchanged(systems, os.path.join(args.exp, "runs"))
+    runs = plan_runs(args, systems, *flags)
     show_plan(args, systems, runs)
     if args.launcher == "slurm" and not args.table_only:
         cluster.check(args)
     if args.dry_run:
-        if tuning:
-            print(f"first the learning rates: {len(systems)} systems x 3 rates or more, {args.tune_updates:,} updates "
-                  f"each, seed {args.tune_seed}")  # fmt: skip
-        for run in runs[: len(systems)]:
-            print(shlex.join(plan_of(run.command).train_command))
-        return 0
+        show_commands(args, systems, runs)
+        return
     if args.table_only:
         report(args, systems, runs)
-        return 0
+        return
     with Engine() as engine:
         engine.take_lock(args.exp)
         write_json(os.path.join(args.exp, "conditions.json"), now)
-        prepare_text(engine, args, systems, flags)
+        prepare_text(engine, args, systems, flags[0])
 
-        def train(runs):
+        def train(runs: list[Run]) -> list[str]:
             if args.launcher == "slurm":
-                return cluster.Cluster(runs, args, plan_of).work()
-            return asyncio.run(Trainings(engine, runs, args, plan_of).work())
+                return cluster.Cluster(runs, args).work()
+            return asyncio.run(Trainings(engine, runs, args).work())
 
         if tuning:
             systems = tuner(args, base, train).choose(systems)
             print("\n".join(map(tune.describe, systems)), flush=True)
-            remember = check_unchanged(systems, os.path.join(args.exp, "runs"))
-            runs = plan(args, systems, flags)
+        remember = remember or check_unchanged(systems, os.path.join(args.exp, "runs"))
         remember()
+        runs = plan_runs(args, systems, *flags)
         failed = train(runs)
         report(args, systems, runs)
     if failed:
         raise Failed(
             f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; the same command retries them"
         )
-    return 0
 
 
-def main(script, words):
+def main(script: str, words: list[str]) -> int:
     """Run the command and return its exit status."""
-    options = Compare().parse(words)
+    options = recipes.read_options("compare", words, Compare())
     if options.help:
+        load_conf(options, options.conf)  # its values are shown
         options.parser(os.path.basename(script)).print_help()
         return 0
     check_options(options)
     try:
-        return work(options)
+        work(options)
+        return 0
     except Stopped:
         jobs = "; the jobs continue (scancel ends them)" if options.launcher == "slurm" else ""
         print(f"stopped{jobs}; to resume, run the same command again", file=sys.stderr)

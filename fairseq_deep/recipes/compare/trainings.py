@@ -1,26 +1,31 @@
 """Execution of a comparison's training runs, some at a time, with progress and time estimates."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import re
 import time
+from collections.abc import Iterator
+from typing import IO, Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.display import Display, clock
-from fairseq_deep.recipes.engine import Failed, Stopped
+from fairseq_deep.recipes.engine import Engine, Failed, Stopped
+from fairseq_deep.recipes.plan import Plan
 from fairseq_deep.recipes.record import read_json
 from fairseq_deep.recipes.runner import Runner, StageFailed, of_system, report_result
 from fairseq_deep.recipes.seeds import link_text
+from fairseq_deep.recipes.stages import Markers
 from fairseq_deep.recipes.steps import STAGES
 from fairseq_deep.recipes.watch import Watch
 from fairseq_deep.runtime.records import RESULT
 from fairseq_deep.tools import write_text
 
-# options that do not change the result of a finished run
-IDLE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb", "--ngpu", "--exp")
+from .systems import System
+
 EVERY = 30  # interval of progress lines, in seconds
 
 
@@ -33,51 +38,43 @@ class Run:
         limit: total number of updates
     """
 
-    def __init__(self, system, seed, folder, command):
-        self.system, self.seed, self.folder, self.command = system, seed, folder, command
-        self.begun, self.first, self.last, self.limit = None, None, None, 0
-        if "--max-update" in command:
-            self.limit = int(command[command.index("--max-update") + 1])
+    def __init__(self, system: System, seed: int, plan: Plan):
+        self.system, self.seed, self.plan, self.folder = system, seed, plan, plan.exp
+        self.limit = int(plan.train_value("--max-update", "0"))
+        self.begun: float | None = None
+        self.first: tuple[float, int] | None = None
+        self.last: tuple[float, int] | None = None
 
     @property
-    def name(self):
+    def name(self) -> str:
         return f"{self.system.label} seed {self.seed}"
 
     @property
-    def failure(self):
+    def failure(self) -> str:
         """The file with the reason of a failure."""
         return os.path.join(self.folder, "failure.txt")
 
-    def reason(self):
+    def reason(self) -> str:
         """Return the reason of a failure; empty if the run did not fail."""
         if not os.path.exists(self.failure):
             return ""
         with open(self.failure, encoding="utf-8") as stream:
             return stream.read().strip()
 
-    def key(self):
-        """Return a hash of the settings that affect the result; runs with other settings are not done."""
-        words, kept = iter(self.command), []
-        for word in words:
-            if word in IDLE:
-                next(words)
-            else:
-                kept.append(word)
-        return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
+    def finished(self) -> dict[str, Any]:
+        """Return the record of :meth:`finish`; empty if the run is not finished with these settings."""
+        whole = os.path.exists(os.path.join(self.folder, "RESULT.json")) and Markers(self.plan).is_done(7)
+        return read_json(os.path.join(self.folder, "finished.json")) if whole else {}
 
-    def finished(self):
-        """Return the note of :meth:`finish`; empty if the run is not finished with this command."""
-        note = read_json(os.path.join(self.folder, "finished.json"))
-        whole = os.path.exists(os.path.join(self.folder, "RESULT.json"))
-        return note if whole and note.get("key") == self.key() else {}
-
-    def is_done(self):
+    def is_done(self) -> bool:
+        """Return whether the run is finished with these settings."""
         return bool(self.finished())
 
-    def has_checkpoint(self):
+    def has_checkpoint(self) -> bool:
+        """Return whether training resumes from a checkpoint."""
         return os.path.exists(os.path.join(self.folder, "checkpoints", "checkpoint_last.pt"))
 
-    def diagnosis(self):
+    def diagnosis(self) -> list[str]:
         """Return the command of ``fairseq-deep diagnose`` on the last checkpoint; empty if it is done or impossible."""
         output = os.path.join(self.folder, "diagnose.json")
         if not self.system.ours or os.path.exists(output) and not self.begun:
@@ -86,26 +83,25 @@ class Run:
         words += ["--path", os.path.join(self.folder, "checkpoints", "checkpoint_last.pt")]
         return [*words, "--json", output, "--cpu"]
 
-    def finish(self, seconds):
+    def finish(self, seconds: float) -> None:
         """Record the end, and delete checkpoints that are not required to average or to resume with more updates."""
         folder = os.path.join(self.folder, "checkpoints")
-        averages = "--average" in self.command and self.command[self.command.index("--average") + 1] != "1"
-        needed = re.compile(r"checkpoint(_last|\d+)\.pt" if averages else r"checkpoint_last\.pt")
+        needed = re.compile(r"checkpoint(_last|\d+)\.pt" if self.plan.options.average > 1 else r"checkpoint_last\.pt")
         for name in os.listdir(folder):
             if not needed.fullmatch(name):
                 os.remove(os.path.join(folder, name))
-        note = {"key": self.key(), "seconds": round(seconds, 1)}
-        write_text(os.path.join(self.folder, "finished.json"), json.dumps(note) + "\n")
+        write_text(os.path.join(self.folder, "finished.json"), json.dumps({"seconds": round(seconds, 1)}) + "\n")
 
 
 class Progress(Display):
     """Display of one run: its lines go to the stream *log*, if any, and the run stores its number of updates."""
 
-    def __init__(self, run, log):
+    def __init__(self, run: Run, log: IO[str] | None):
         super().__init__()
         self.bars, self.run, self.log = None, run, log
 
-    def show(self, name, done=0, total=None, unit="", note="", left=None, line=""):
+    def show(self, name: str, done: float = 0, total: float | None = None, unit: str = "", note: str = "",
+             left: float | None = None, line: str = "") -> None:  # fmt: skip
         """Store the number of updates, and write a line if one is due."""
         if unit == "updates":
             self.run.last = time.time(), int(done)
@@ -114,7 +110,7 @@ class Progress(Display):
             self.due = time.time() + self.every
             self.print(f"  {line or f'{name}: {done:,} {unit} {note}'.rstrip()}")
 
-    def print(self, text):
+    def print(self, text: str) -> None:
         """Write a line."""
         if self.log:
             print(text, file=self.log, flush=True)
@@ -127,16 +123,16 @@ class Trainings:
         engine: runs the commands
         runs: runs in order; finished ones are skipped
         args: options of the comparison: directory, number of simultaneous runs, GPUs per run and of the machine
-        plan_of: returns the plan of a run's command
     """
 
-    def __init__(self, engine, runs, args, plan_of):
-        self.engine, self.runs, self.plan_of = engine, runs, plan_of
-        self.shared = os.path.join(args.exp, "shared")
-        self.failed, self.running, self.display = [], [], Display(EVERY)
+    def __init__(self, engine: Engine, runs: list[Run], args: Any):
+        self.engine, self.runs, self.shared = engine, runs, os.path.join(args.exp, "shared")
+        self.failed: list[Run] = []
+        self.running: list[Run] = []
+        self.display = Display(EVERY)
         self.slots = devices_of(args.jobs, args.ngpu, args.devices)
 
-    async def work(self):
+    async def work(self) -> list[str]:
         """Train the unfinished runs, and return the names of failed runs.
 
         Raises:
@@ -159,7 +155,7 @@ class Trainings:
             raise Stopped
         return [run.name for run in self.runs if run in self.failed]
 
-    async def _work_off(self, queue, devices):
+    async def _work_off(self, queue: Iterator[Run], devices: str) -> None:
         """Train runs of the queue on *devices*, one after the other."""
         environment = {"CUDA_VISIBLE_DEVICES": devices} if devices else {}
         for run in queue:
@@ -181,7 +177,7 @@ class Trainings:
                 if not self.engine.stopping:
                     self._show()
 
-    async def _train(self, run, environment):
+    async def _train(self, run: Run, environment: dict[str, str]) -> None:
         """Train, translate, score and diagnose one run."""
         link_text(self.shared, run.folder)
         run.begun = time.time()
@@ -191,7 +187,7 @@ class Trainings:
         self.display.print(f"{run.name}: started{again}")
         with open(os.path.join(run.folder, "recipe.log"), "a", encoding="utf-8") as log:
             progress = Progress(run, log)
-            runner = Runner(self.plan_of(run.command), self.engine, log, lambda: progress, environment)
+            runner = Runner(run.plan, self.engine, log, lambda: progress, environment)
             await runner.run_stages(STAGES, 4, 7)
             report_result(runner)
         await self._diagnose(run, environment)
@@ -202,13 +198,13 @@ class Trainings:
         found = f"BLEU {result['bleu']:.2f}" if "bleu" in result else f"valid ppl {result['valid_ppl']:.2f}"
         self.display.print(f"{run.name}: done in {clock(time.time() - run.begun)}, {found}; {self._left()}")
 
-    def _fail(self, run, problem):
+    def _fail(self, run: Run, problem: str) -> None:
         self.failed.append(run)
         self.display.print(f"{run.name}: FAILED: {problem}")
         with contextlib.suppress(OSError):
             write_text(run.failure, f"{problem}\n")
 
-    async def _diagnose(self, run, environment):
+    async def _diagnose(self, run: Run, environment: dict[str, str]) -> None:
         """Run ``fairseq-deep diagnose``, unless it is done."""
         command = run.diagnosis()
         if not command:
@@ -224,7 +220,7 @@ class Trainings:
         except Stopped:
             pass
 
-    def _show(self):
+    def _show(self) -> None:
         places = [(run, run.last[1] if run.last else 0) for run in self.running]
         words = [f"{run.name} {done:,} of {run.limit:,} updates" for run, done in places]
         count = len(self.runs) - len(self._todo())
@@ -234,14 +230,14 @@ class Trainings:
             for run, done in places:
                 self.display.show(run.name, done, run.limit, "updates")
 
-    def _todo(self):
+    def _todo(self) -> list[Run]:
         return [run for run in self.runs if not run.is_done() and run not in self.failed]
 
-    def _seconds(self):
+    def _seconds(self) -> float | None:
         total = estimate(self.runs, self._todo())
         return None if total is None else total / len(self.slots)
 
-    def _left(self):
+    def _left(self) -> str:
         """Describe the number of unfinished runs and their estimated time."""
         todo, seconds = self._todo(), self._seconds()
         if not todo:
@@ -250,7 +246,7 @@ class Trainings:
         return f"left: {len(todo)} of {len(self.runs)} runs{guess}"
 
 
-def devices_of(jobs, gpus, devices):
+def devices_of(jobs: int, gpus: int, devices: int) -> list[str]:
     """Return ``CUDA_VISIBLE_DEVICES`` of each of *jobs* simultaneous runs with *gpus* of the machine's *devices*."""
     ids = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(devices)))
     ids = [part for part in ids.split(",") if part][:devices]
@@ -259,9 +255,10 @@ def devices_of(jobs, gpus, devices):
             for slot in range(jobs)]  # fmt: skip
 
 
-def estimate(runs, todo):
+def estimate(runs: list[Run], todo: list[Run]) -> float | None:
     """Estimate the seconds for *todo* from other seeds of the same system, otherwise from the mean of all runs."""
-    known, pace = {}, []
+    known: dict[str, list[float]] = {}
+    pace: list[float] = []
     for run in runs:
         seconds = run.finished().get("seconds")
         if seconds is None and run.first and run.last[1] > run.first[1]:

@@ -44,9 +44,8 @@ class Tuner:
     def __init__(self, args: Any, plan: Any, work: Any, default: float):
         self.plan, self.work, self.default = plan, work, default
         self.args = copy.copy(args)
-        self.args.exp, self.args.seeds = os.path.join(args.exp, "tune"), [args.tune_seed]
-        self.args.updates, self.args.schedule = args.tune_updates, args.tune_schedule
-        self.args.recipe = [*args.recipe, *(["--subsets", "none"] if args.translate else [])]
+        self.args.exp, self.args.seed_list = os.path.join(args.exp, "tune"), [args.tune_seed]
+        self.args.updates, self.args.schedule, self.args.translate = args.tune_updates, args.tune_schedule, False
 
     def choose(self, systems: list[System]) -> list[System]:
         """Return *systems* with their best rates; their ``tuned`` is the loss by rate.
