@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fairseq_deep.recipes.compare import depth, tune
+from fairseq_deep.recipes.compare import depth, picture, tune
 from fairseq_deep.recipes.compare.results import diverged
 from fairseq_deep.recipes.compare.systems import System
 from fairseq_deep.tools import UsageError
@@ -268,13 +268,13 @@ def test_p_over_seeds_is_students(count, quantile):
 
 
 def test_the_picture_by_depth_has_a_line_per_system(monkeypatch):
-    by_depth = pytest.importorskip("fairseq_deep.recipes.compare.by_depth")
+    pytest.importorskip("matplotlib")
     drawn = []
-    monkeypatch.setattr(by_depth.figures, "save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(picture.figures, "save_figure", lambda figure, path: drawn.append(figure))
     points = (("plain", 30, 9.0), ("plain", 6, 20.0), ("DLCL", 6, 21.0), ("DLCL", 30, 22.0))
     rows = [{"line": line, "depth": layers, "bleu": {"mean": mean, "min": mean - 1, "max": mean + 1}}
             for line, layers, mean in points]  # fmt: skip
-    by_depth.draw(rows, "depth.png")
+    picture.draw_depths(rows, "depth.png")
     [axes] = drawn[0].axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["plain", "DLCL"]
     assert [list(box.lines[0].get_xdata()) for box in axes.containers] == [[6, 30], [6, 30]]

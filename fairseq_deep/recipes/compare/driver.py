@@ -146,9 +146,9 @@ def report_depth(folder: str, rows: list[dict[str, Any]], searched: int | None) 
     write_json(os.path.join(folder, "depth.json"), found)
     print(f"\n{text}")
     with contextlib.suppress(ImportError):
-        from . import by_depth
+        from . import picture
 
-        by_depth.draw(complete, os.path.join(folder, "depth.png"))
+        picture.draw_depths(complete, os.path.join(folder, "depth.png"))
 
 
 def tuner(args: Compare, base: list[str], work: Work | None) -> tune.Tuner:
