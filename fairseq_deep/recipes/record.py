@@ -127,21 +127,21 @@ def trained_with(exp):
     flags = effective(read_command(os.path.join(exp, "train.sh")))
     try:
         with open(os.path.join(exp, "trained-with.txt"), encoding="utf-8") as stream:
-            lines = stream.read().splitlines()
-        devices, max_tokens, update_freq = map(int, lines[1].split())
-    except (OSError, ValueError, IndexError):
+            _, batch, _, devices = stream.read().splitlines()
+        count, max_tokens, update_freq = map(int, batch.split())
+    except (OSError, ValueError):
         raise UsageError(
             f"{exp}/trained-with.txt lacks the settings of training: run again with --stage 4"
         ) from None
     precision = [name for name in ("fp16", "bf16", "amp") if f"--{name}" in flags]
     return {
-        "devices": lines[3] if len(lines) > 3 else devices,
+        "devices": devices,
         "arch": flags.get("--arch"),
         "precision": precision[0] if precision else "fp32",
         "seed": int(flags.get("--seed", 1)),
         "max_tokens": max_tokens,
         "update_freq": update_freq,
-        "tokens_per_update": devices * max_tokens * update_freq,
+        "tokens_per_update": count * max_tokens * update_freq,
     }
 
 

@@ -347,7 +347,7 @@ def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypa
     args.scales = [4 / 2000, 1]
     (exp / "runs/a").mkdir(parents=True)
     write_json(str(exp / "conditions.json"), modules.options.conditions(args))
-    write_json(str(exp / "runs/a/system.json"), {"system": "transformer_lstm_6l"})
+    write_json(str(exp / "runs/a/system.json"), {"system": "transformer_lstm_6l", "settings": {}})
     for updates in ("4", "8"):
         status, printed = ask("a=lstm_6l", updates=updates)
         assert status == 0 and "--warmup-updates 1 " in printed.out, "as it was begun"

@@ -230,7 +230,7 @@ def check_unchanged(systems, folder):
                 f"{system.label} was '{old['system']}' in {folder}, now it is '{system.text}': give it another name"
                 f" ('LABEL={system.text}'), or use another --exp"
             )
-        before = old.get("settings", {})  # missing in directories of older versions
+        before = old["settings"] if old else {}
         for name in sorted(before.keys() & system.settings.keys()):
             if before[name] != system.settings[name]:
                 raise UsageError(
