@@ -24,6 +24,7 @@ TAG = re.compile(f"{LANGUAGE_TAG.pattern} ?")  # target-language tag before a so
 FIRST = re.compile(r"\S+ ?")
 CHECKED = 2000
 """Number of entries of a dictionary that are compared with the sub-words."""
+HAN = re.compile("[\u4e00-\u9fff]")
 BYTES = re.compile(r"(?<!\S)<0x[0-9A-F]{2}>( <0x[0-9A-F]{2}>)*(?!\S)")  # SentencePiece's byte fallback
 
 
@@ -138,7 +139,8 @@ class TextSteps:
         kind: "subword-nmt" or "sentencepiece"; None: tokens are words
 
     Raises:
-        UsageError: a package is missing, or the sub-words cannot be read or do not fit *symbols*
+        UsageError: a package is missing, the sub-words cannot be read or do not fit *symbols*, or *symbols* are of
+            Chinese text that was not segmented
     """
 
     def __init__(
@@ -155,6 +157,8 @@ class TextSteps:
 
         if cut is not None and symbols is not None:
             check_fit(codes, cut, symbols)
+        if tokenizer == "moses" and short_code(source_lang) == "zh":
+            check_segmented(symbols or ())
         self.tokenize = tokenizer_of(source_lang, tokenizer, lowercase, is_tag)
         self.cut = None if cut is None else keeping_tag(cut, is_tag)
         self.kind = None if codes is None else "sentencepiece" if is_pieces(codes) else "subword-nmt"
@@ -281,4 +285,18 @@ def check_fit(codes: str, cut: Merges | Pieces, symbols: Sequence[str]) -> None:
         raise UsageError(
             f"{codes} does not fit the source dictionary: {broken} of {len(words)} words become unknown tokens; give "
             "the sub-words that the model was trained with (--bpe-codes)"
+        )
+
+
+def check_segmented(symbols: Sequence[str]) -> None:
+    """Reject a model of Chinese text that jieba did not segment, since Moses split it into characters.
+
+    Raises:
+        UsageError: no symbol has several Chinese characters, or continues in the next sub-word
+    """
+    chinese = [symbol for symbol in symbols if HAN.match(symbol)]
+    if chinese and max(map(len, chinese)) == 1:
+        raise UsageError(
+            "the source dictionary has only single Chinese characters, so the model was trained on text without "
+            "segmentation: give tokenised text in single characters, with --tokenizer none"
         )

@@ -83,6 +83,17 @@ def test_words_are_those_of_the_language_whatever_its_code():
     assert text.tokenizer_of("deu_Latn")("Es sind ca. 3 km.") == "Es sind ca. 3 km ."
 
 
+@pytest.mark.parametrize("lang, tokenizer, symbols, fits", [
+    ("zh_CN", "moses", ["北", "京", "a@@"], False), ("zh", "moses", ["北@@", "京"], True),
+    ("zh", "moses", ["北", "北京"], True), ("zh", "none", ["北", "京"], True), ("ja", "moses", ["北", "京"], True),
+])  # fmt: skip
+def test_a_chinese_model_of_single_characters_needs_tokenised_text(lang, tokenizer, symbols, fits):
+    """Its training text was not segmented, as of zh_CN before codes were recognised."""
+    expected = contextlib.nullcontext() if fits else pytest.raises(UsageError, match="give .* --tokenizer none")
+    with expected:
+        text.TextSteps(lang, "en", None, tokenizer, symbols=symbols)
+
+
 @pytest.fixture(scope="module")
 def codes(tmp_path_factory):
     """Sub-words of each kind, with the dictionaries of the text that they were learned from."""
