@@ -137,6 +137,7 @@ class TextSteps:
 
     Attributes:
         kind: "subword-nmt" or "sentencepiece"; None: tokens are words
+        doubt: why the sub-words may not be those of the model; "" if they fit
 
     Raises:
         UsageError: a package is missing, the sub-words cannot be read or do not fit *symbols*, or *symbols* are of
@@ -155,8 +156,7 @@ class TextSteps:
                 return symbols is None or word in known
             return word in known and is_one_token(word) and word not in pieces
 
-        if cut is not None and symbols is not None:
-            check_fit(codes, cut, symbols)
+        self.doubt = "" if cut is None or symbols is None else check_fit(codes, cut, symbols)
         if tokenizer == "moses" and short_code(source_lang) == "zh":
             check_segmented(symbols or ())
         self.tokenize = tokenizer_of(source_lang, tokenizer, lowercase, is_tag)
@@ -264,12 +264,16 @@ class Pieces:
         return self.model.piece_to_id(token) != self.model.unk_id() or token in self(token).split()
 
 
-def check_fit(codes: str, cut: Merges | Pieces, symbols: Sequence[str]) -> None:
+def check_fit(codes: str, cut: Merges | Pieces, symbols: Sequence[str]) -> str:
     """Reject sub-words that the model was not trained with.
 
     The words of the dictionary are split again. The sub-words of the model turn almost none of them into unknown
     tokens, another SentencePiece model a tenth to a half, and another kind of sub-words more than nine tenths.
+    Other merges leave most tokens known, but split words that the model's own merges keep.
     Tags, placeholders and words with other characters, such as a target language's, do not count.
+
+    Returns:
+        a warning if merges split more than a tenth of the words, or ""
 
     Raises:
         UsageError: more than a tenth of the words become unknown tokens
@@ -280,12 +284,20 @@ def check_fit(codes: str, cut: Merges | Pieces, symbols: Sequence[str]) -> None:
     words = [word for word in words if word.isalnum() and not word.startswith("madeupword")]
     words = [word for word in words if cut.alphabet.issuperset(word)] or words
     words = words[:: len(words) // CHECKED + 1]
-    broken = sum(not known.issuperset(cut(word).split()) for word in words)
+    found = [cut(word).split() for word in words]
+    broken = sum(not known.issuperset(parts) for parts in found)
     if 10 * broken > len(words):
         raise UsageError(
             f"{codes} does not fit the source dictionary: {broken} of {len(words)} words become unknown tokens; give "
             "the sub-words that the model was trained with (--bpe-codes)"
         )
+    split = sum(len(parts) > 1 for parts in found) if isinstance(cut, Merges) else 0
+    if 10 * split <= len(words):
+        return ""
+    return (
+        f"{codes} splits {split} of {len(words)} words of the source dictionary: unless source and target have merges of "
+        "their own, the model was trained with others; give these (--bpe-codes)"
+    )
 
 
 def check_segmented(symbols: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import glob
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from fairseq_deep.tools import UsageError, at_least_one, check_outputs, read_lin
 
 CHUNK = 2000  # number of lines sorted by length together
 SEARCH = ("beam", "lenpen", "max_len_a", "max_len_b")
+SUB_WORDS = {"subword-nmt": re.compile("@@( |$)"), "sentencepiece": re.compile("\u2581")}  # marks in text
 
 
 def number(text: str) -> float:
@@ -221,12 +223,16 @@ def write(
     args: argparse.Namespace, translator: Any, chunks: Iterator[list[str]], stream: TextIO, progress: Progress
 ) -> int:
     """Write the translations of *chunks*, and return the exit code."""
-    done = failed = 0
+    done = failed = cut = 0
     translator.on_batch = progress.add
+    if translator.text.doubt:
+        note(f"warning: {translator.text.doubt}")
+    mark = SUB_WORDS.get(translator.text.kind)
     try:
         for chunk in chunks:
             for source, found in zip(chunk, translator.translate_nbest(chunk)):
                 done += 1
+                cut += mark is not None and mark.search(source) is not None
                 if not found:
                     failed += 1
                     problem = f"line {done} has more tokens than the model's {translator.max_source} positions"
@@ -240,6 +246,8 @@ def write(
     if 2 * translator.unknown > translator.tokens:
         found = f"{translator.unknown:,} of {translator.tokens:,} tokens of the text are unknown to the model"
         note(f"warning: {found}; check the text's language, the dictionaries and the sub-words")
+    if 10 * cut > done:
+        note(f"warning: {cut:,} of {done:,} lines are in sub-words already, and were split again; give raw text")
     return 1 if failed else 0
 
 

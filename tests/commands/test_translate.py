@@ -15,7 +15,7 @@ import torch
 
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-from fairseq_deep.runtime import Translator, find_bundle, read_stored
+from fairseq_deep.runtime import Translator, find_bundle, read_stored, text
 from fairseq_deep.runtime.loading import languages_of
 from fairseq_deep.tools import main
 from tests.helpers import forkserver
@@ -201,6 +201,15 @@ def test_text_that_the_model_does_not_know_is_named(trained, translate):
     assert code == 0 and out.count("\n") == 2 and err.count("\n") == 1
     assert re.search(r"warning: (\d+) of \d+ tokens of the text are unknown to the model; check", err)
     assert translate(trained, text="Дом\nWe see the house. We see the house.\n")[2] == ""
+
+
+def test_text_in_sub_words_and_doubtful_merges_are_warned_of(trained, source, translate, monkeypatch):
+    cut = "We see the h@@ ou@@ se.\n"
+    warning = "warning: 1 of 2 lines are in sub-words already, and were split again; give raw text\n"
+    assert translate(trained, text=f"{cut}We see.\n")[2].endswith(warning)
+    assert translate(trained, text=f"{cut}{source.read_text()}")[2] == ""
+    monkeypatch.setattr(text, "check_fit", lambda *_: "CODE splits words")
+    assert translate(trained, text="We see.\n")[2] == "fairseq-deep translate: warning: CODE splits words\n"
 
 
 def test_a_line_that_is_not_utf8_ends_the_answers(trained, translate):

@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import re
+import string
 
 import pytest
 import sentencepiece
@@ -126,6 +128,18 @@ def test_sub_words_fit_the_dictionary(model, given, codes):
     with fits if given == model else pytest.raises(UsageError, match="does not fit the source dictionary"):
         text.TextSteps("en", "de", path, "none", symbols=symbols)
     text.TextSteps("en", "de", codes["char.model"][0], "none", symbols=codes["char.model"][1])
+
+
+def test_other_merges_are_doubted(codes, tmp_path):
+    """Their sub-words are known to the model, but split words that it has whole."""
+    path, symbols = codes["code"]
+    with open(path, encoding="utf-8") as stream:
+        (tmp_path / "fewer").write_text("".join(list(stream)[:6]), encoding="utf-8")
+    letters = [letter + end for letter in string.ascii_lowercase for end in ("", "@@")]
+    doubt = text.TextSteps("en", "de", str(tmp_path / "fewer"), "none", symbols=[*symbols, *letters]).doubt
+    assert re.search(r"fewer splits \d+ of \d+ words of the source dictionary: .*\(--bpe-codes\)$", doubt)
+    for path, symbols in map(codes.get, KINDS[:3]):
+        assert not text.TextSteps("en", "de", path, "none", symbols=symbols).doubt
 
 
 def test_merges_with_a_byte_order_mark(codes, tmp_path):
