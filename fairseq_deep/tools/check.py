@@ -113,7 +113,10 @@ def _checkpoint(stream: BinaryIO) -> tuple[str, list[tuple[str, str]], list[str]
     if isinstance(model, dict):
         weights = [value for value in model.values() if isinstance(value, Weight)]
         rows.append(("model", f"{_name(state)}, {len(weights)} tensors, {sum(w.size for w in weights):,} values"))
-    else:
+        others = [name for name, value in model.items() if not isinstance(value, Weight)]
+        if others:
+            problems.append(f"{len(others):,} parts of the model are not tensors, such as {others[0]}")
+    if not model:
         problems.append("it has no model")
     rows.append(("parts", ", ".join(sorted(map(str, state)))))
     refused = safe_settings.refused(state)

@@ -126,6 +126,8 @@ UNUSUAL = [
     (model(odd=torch.tensor([float("inf")]).half()), "odd holds NaN or Inf"),
     (model(fc1__weight=torch.ones(2, dtype=torch.int8)), "fc1.weight holds whole numbers (CharStorage), which are not"),
     ({"model": None}, "it has no model"),
+    ({"model": {}}, "it has no model"),
+    (model(w=torch.ones(2), n=[1.0], b="text"), "2 parts of the model are not tensors, such as n"),
 ]  # fmt: skip
 
 
@@ -133,8 +135,8 @@ UNUSUAL = [
 @pytest.mark.parametrize("parts, finding", [pytest.param(*row, id=row[1][:60]) for row in UNUSUAL])
 def test_what_is_unusual_in_a_checkpoint(check, tmp_path, parts, finding, zipped):
     """Settings that loading rejects are rejected here."""
-    torch.save({"model": {}, **parts} if "cfg" in parts or "args" in parts else state(**parts), tmp_path / "c.pt",
-               _use_new_zipfile_serialization=zipped)  # fmt: skip
+    whole = {"model": {"w": torch.ones(1)}} if "cfg" in parts or "args" in parts else state()
+    torch.save({**whole, **parts}, tmp_path / "c.pt", _use_new_zipfile_serialization=zipped)
     code, _, unusual, _ = check(tmp_path / "c.pt")
     assert code == 1 and unusual[-1].startswith(finding)
     assert all("contains pickle instruction" in other for other in unusual[:-1])  # as a huge number has
@@ -210,7 +212,7 @@ def tar_of(path, *members):
     return path
 
 
-PLANTED = {"model": {}, "x": Call(os.system, "touch RAN")}
+PLANTED = {"model": {"w": torch.ones(1)}, "x": Call(os.system, "touch RAN")}
 WHOLE = ("model.pt", saved(state()))
 
 
