@@ -121,7 +121,7 @@ def assert_gone(pid, seconds=30):
 def program(name, *words, langs=LANGS, **how):
     """The ended process of a part of the recipes: "corpus", "subwords" ... (``recipe_programs.py``)."""
     command = [sys.executable, PROGRAMS, name, "--source-lang", langs[0], "--target-lang", langs[1], *words]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, **how)
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, **how)
 
 
 def check(data, out, *words):

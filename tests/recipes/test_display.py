@@ -116,7 +116,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(tmp_path, term):
 
 def test_a_pipe_gets_lines(tmp_path):
     words = [str(word) for word in training(tmp_path, 0)]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "FORCE_COLOR": "1"}, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "FORCE_COLOR": "1"}, timeout=300)
     assert done.returncode == 0 and done.stdout.splitlines() == [
         "  epoch   1  update      1  loss      9  ppl   [bold]"
     ]
@@ -136,5 +136,5 @@ def test_several_trainings_have_a_bar_each_and_one_for_all(tmp_path):
         assert f"{name}: started\r\n" in said and f"{name}: done in " in said
         assert re.search(rf"{name} .*2/4 updates", said)
     assert re.match(" +all +━+ +2/2 training runs", last_line(said)), last_line(said)
-    done = subprocess.run([str(word) for word in program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(word) for word in program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and ESCAPE not in done.stdout and len(done.stdout.splitlines()) == 4, done

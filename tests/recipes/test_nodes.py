@@ -65,7 +65,7 @@ class Machines:
         """The end of each: status, standard output, standard error."""
         found = []
         for child in self.children:
-            out, err = child.communicate(timeout=120)
+            out, err = child.communicate(timeout=300)
             found.append((child.returncode, out, err))
         return found
 

@@ -108,7 +108,7 @@ class TestStages:
         assert programs(stubs) == ["fairseq-deep doctor", "fairseq-preprocess", "fairseq-train"]
         hang.unlink()
         resume = [str(exp / "resume.sh")]
-        done = subprocess.run(resume, env=environment(tools), capture_output=True, text=True, timeout=120)
+        done = subprocess.run(resume, env=environment(tools), capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert programs(stubs)[:2] == ["fairseq-train", "fairseq-deep average"]
 

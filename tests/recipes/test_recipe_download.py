@@ -237,7 +237,7 @@ def data_stages(tmp_path):
             "2",
         ]
         command += ["--workers", "1", "--bpe-merges", "10", *words]
-        return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, timeout=120)
+        return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, timeout=300)
 
     return run
 

@@ -37,7 +37,7 @@ def run(*words, script=MAIN, env=(), cwd=None):
         return checked(script, *words)
     environment = {**os.environ, **dict(env)}
     command = [str(script), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=300)
 
 
 def on_gpus(words):

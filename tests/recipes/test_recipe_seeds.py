@@ -149,7 +149,7 @@ class TestSeeds:
             os.killpg(child.pid, number)
         else:
             child.send_signal(number)
-        child.wait(timeout=60)
+        child.wait(timeout=300)
         recipes.assert_gone(int(hanging.read_text()), 30 if number == signal.SIGKILL else 0.5)
         said = child.stderr.read()
         assert child.returncode == (-9 if number == signal.SIGKILL else 130)
@@ -158,7 +158,7 @@ class TestSeeds:
         assert programs(stubs).count("fairseq-train") == 1
         hang.unlink()
         resume = [str(tmp_path / "exp/resume.sh")]
-        done = subprocess.run(resume, env=recipes.environment(tools), capture_output=True, text=True, timeout=120)
+        done = subprocess.run(resume, env=recipes.environment(tools), capture_output=True, text=True, timeout=300)
         assert done.returncode == 0 and programs(stubs).count("fairseq-train") == 2
 
     def test_what_does_not_fit_is_refused_before_anything_is_done(self, tools, stubs, corpus, tmp_path):

@@ -107,7 +107,7 @@ def test_pairs_of_the_archive_stay_pairs_where_a_line_holds_a_lone_return(tmp_pa
 def recipe(*words, **environment):
     command = [ROOT / "run_wmt16_ende.sh", "--dry-run", "--ngpu", "0", *words]
     env = {**os.environ, "FAIRSEQ_DEEP_ENV": "current", **environment}
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, env=env)
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env=env)
 
 
 def test_a_folder_that_no_recipe_has_made_is_not_written_to(data, tmp_path):

@@ -192,7 +192,7 @@ def test_the_command_that_gets_a_signal(small, tmp_path):
     """With its workers that read data, as a user starts it."""
     child, said = begin(train_command(small, tmp_path / "save", *LONG), 3)
     child.send_signal(signal.SIGTERM)
-    rest = child.communicate(timeout=60)[0]
+    rest = child.communicate(timeout=300)[0]
     assert child.returncode == 75 and "Traceback" not in rest, rest[-2000:]
     update = int(re.search(r"saved checkpoint_last.pt at update (\d+)", rest)[1])
     state = torch.load(tmp_path / "save/checkpoint_last.pt", weights_only=False)
@@ -228,7 +228,7 @@ def test_workers_that_read_data_outlive_a_signal_to_the_whole_group(small, tmp_p
         if '"num_updates": "30"' in line:
             break
     child.send_signal(number)
-    rest = child.communicate(timeout=60)[0]
+    rest = child.communicate(timeout=300)[0]
     assert child.returncode == 75 and "Traceback" not in rest, rest[-2000:]
     assert workers and not live(workers)
 
@@ -272,7 +272,7 @@ def test_fairseq_hydra_train_stops_so_too(small, tmp_path):
                f"hydra.run.dir={tmp_path}", "+model={_name: transformer_dlcl_2l2l_tiny}"]  # fmt: skip
     child, _ = begin(command, 2)
     child.send_signal(signal.SIGTERM)
-    rest = child.communicate(timeout=60)[0]
+    rest = child.communicate(timeout=300)[0]
     assert child.returncode == 75 and "saved checkpoint_last.pt at update" in rest, rest[-2000:]
     assert safe_save.is_whole(tmp_path / "save/checkpoint_last.pt")
 
@@ -285,14 +285,14 @@ def test_a_signal_to_one_of_two_processes_stops_both(small, tmp_path):
     workers = workers_of(child.pid)
     assert len(workers) == 2
     os.kill(int(workers[1]), signal.SIGUSR1)
-    rest = child.communicate(timeout=90)[0]
+    rest = child.communicate(timeout=300)[0]
     assert child.returncode == 1 and rest.count("exitcode  : 75") >= 1, rest[-3000:]  # torchrun's own way to say it
     update = int(re.search(r"saved checkpoint_last.pt at update (\d+)", rest)[1])
     state = torch.load(tmp_path / "save/checkpoint_last.pt", weights_only=False)
     assert state["optimizer_history"][-1]["num_updates"] == update
     again, _ = begin(command, update + 1)
     again.send_signal(signal.SIGTERM)  # to all of them, by torchrun
-    rest = again.communicate(timeout=90)[0]
+    rest = again.communicate(timeout=300)[0]
     assert re.search(r"saved checkpoint_last.pt at update (\d+)", rest), rest[-3000:]
 
 
@@ -411,7 +411,7 @@ def test_two_trainings_do_not_share_a_folder(small, tmp_path):
     new = {path.name.replace(".tmp", "") for path in (tmp_path / "save").iterdir()} - set(before)
     assert new <= {"checkpoint_last.pt", "checkpoint_best.pt"}, "only the first one saves"
     child.kill()
-    child.communicate(timeout=60)
+    child.communicate(timeout=300)
     assert start(small, tmp_path / "save", "--reset-dataloader")[0] == 0, "a kill leaves no lock behind"
 
 
