@@ -537,6 +537,12 @@ def test_table_and_picture_of_what_is_there(finished, modules, tmp_path, monkeyp
     rows[1]["curve"][1] = {100: 8.0}  # an update that no other seed has
     modules.picture.draw(rows, str(tmp_path / "infinite.svg"))
     assert all(re.findall(rf">{name}( +0.00M)?<", drawn) for name in ("base", "same", "worse")), "legend and ranking"
+    monkeypatch.setattr(modules.picture.figures, "save_figure", lambda figure, _: saved.append(figure))
+    for losses, top in (((10.0, 1e9), 22), ((10.0, 1e9, math.nan), 22), ((30.0, 20.0), 30)):
+        saved = []
+        rows[2]["curve"][1] = dict(enumerate(losses, 1))
+        modules.picture.draw(rows, "")
+        assert round(saved[0].axes[0].get_ylim()[1]) in (top, top + 1), "a diverged run does not flatten the others"
 
 
 def test_without_matplotlib_there_is_a_table_all_the_same(finished, modules, monkeypatch, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
@@ -19,6 +20,7 @@ def draw(rows: list[Row], path: str) -> None:
     left, right = figure.subplots(1, 2)
     for index, row in shown:
         _draw_curve(left, row, _look(index))
+    _limit_losses(left, [row for _, row in shown])
     left.set(xlabel="updates", ylabel="validation loss", title="Validation loss while training")
     figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
     _rank(right, shown)
@@ -42,12 +44,27 @@ def _look(index: int) -> dict[str, Any]:
     return {**style, "marker": MARKERS[(turn + place) % len(MARKERS)]}
 
 
-def _draw_curve(axes: Any, row: Row, look: dict[str, Any]) -> None:
+def _means(row: Row) -> dict[int, float]:
+    """Return the mean loss at each update that all seeds have."""
     curves = [row["curve"][seed] for seed in row["done"]]
     updates = sorted(set.intersection(*map(set, curves)))
-    means = [statistics.fmean(curve[update] for curve in curves) for update in updates]
+    return {update: statistics.fmean(curve[update] for curve in curves) for update in updates}
+
+
+def _limit_losses(axes: Any, rows: list[Row]) -> None:
+    """Cut the axis at twice the largest first loss, so a diverged run does not flatten the other curves."""
+    curves = [[loss for loss in _means(row).values() if math.isfinite(loss)] for row in rows]
+    top = 2 * max((curve[0] for curve in curves if curve), default=math.inf)
+    losses = [loss for curve in curves for loss in curve]
+    if max(losses, default=0) > top:
+        axes.set_ylim(min(losses) - 0.05 * (top - min(losses)), top)
+
+
+def _draw_curve(axes: Any, row: Row, look: dict[str, Any]) -> None:
+    curves, means = [row["curve"][seed] for seed in row["done"]], _means(row)
+    updates = list(means)
     style = {key: look[key] for key in ("color", "linestyle")}
-    axes.plot(updates, means, label=row["system"], linewidth=1.4, **style)
+    axes.plot(updates, list(means.values()), label=row["system"], linewidth=1.4, **style)
     if len(curves) > 1:
         band = [[pick(curve[update] for curve in curves) for update in updates] for pick in (min, max)]
         axes.fill_between(updates, *band, color=look["color"], alpha=0.15, linewidth=0)
