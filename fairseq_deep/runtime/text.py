@@ -295,8 +295,8 @@ def check_fit(codes: str, cut: Merges | Pieces, symbols: Sequence[str]) -> str:
     if 10 * split <= len(words):
         return ""
     return (
-        f"{codes} splits {split} of {len(words)} words of the source dictionary: unless source and target have merges of "
-        "their own, the model was trained with others; give these (--bpe-codes)"
+        f"{codes} splits {split} of {len(words)} words of the source dictionary: unless source and target have merges "
+        "of their own, the model was trained with others; give these (--bpe-codes)"
     )
 
 

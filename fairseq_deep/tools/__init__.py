@@ -134,7 +134,7 @@ def check_new_folder(path: str) -> None:
     """Raise `UsageError` if no directory can be created at `path`; called before long computations."""
     if os.path.lexists(path) and (not os.path.isdir(path) or os.path.islink(path) or os.listdir(path)):
         raise UsageError(f"cannot write {path}: it exists and is not an empty directory; give another name")
-    parent = os.path.dirname(os.path.abspath(path))
+    parent = os.path.dirname(os.path.normpath(path)) or "."
     if not os.path.isdir(parent):
         raise UsageError(f"cannot write {path}: the directory {parent} does not exist; create it first")
     if not os.access(parent, os.W_OK):

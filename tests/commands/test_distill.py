@@ -150,7 +150,7 @@ def interrupted(words, number, output, work):
         wait_for(lambda child=child: len(list(work.glob("0*.json"))) >= 3 or child.poll() is not None)
         workers = [] if child.poll() is not None else children(child)
         child.send_signal(number)
-        child.communicate(timeout=60)
+        child.communicate(timeout=300)
         shards = sorted(work.glob("0*.json"))
         if child.returncode and len(shards) < 100:
             break
@@ -221,7 +221,7 @@ def test_a_full_disk_of_a_process_is_one_line(trained, text, tmp_path):
     done = distill(trained, text, tmp_path / "out", prepare=prepare, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith(f"fairseq-deep distill: cannot write {tmp_path}/out.unfinished/000000.json: File too")
-    assert sorted(os.listdir(tmp_path / "out.unfinished")) == ["lock", "settings.json"]
+    assert not os.listdir(tmp_path)
 
 
 def test_a_process_that_is_killed_is_one_line(trained, text, tmp_path):
@@ -229,7 +229,7 @@ def test_a_process_that_is_killed_is_one_line(trained, text, tmp_path):
     child = subprocess.Popen([*words, "--workers", "1"], stderr=subprocess.PIPE, text=True)
     wait_for(lambda: children(child))
     os.kill(children(child)[0], signal.SIGKILL)
-    _, errors = child.communicate(timeout=60)
+    _, errors = child.communicate(timeout=300)
     assert child.returncode == 2 and errors.count("\n") == 1
     assert "a translating process has ended (status -9), perhaps out of memory: run the same command" in errors
 

@@ -259,8 +259,8 @@ ROWS = [
     (DISTILL, "the teacher's dictionary lacks 100 % of the source", write(text___train__en="ξένη γλώσσα\n" * 200)),
     (DISTILL, "--text text: no such directory", remove("text")),
     (DISTILL, "train.de, line 1: not UTF-8", write(text___train__de=b"\xff\n")),
-    (f"{DISTILL} --output text", "/text: it exists and is not an empty directory; give another name"),
-    (f"{DISTILL} --output no/out", "/no does not exist; create it first"),
+    (f"{DISTILL} --output text", "distill: cannot write text: it exists and is not an empty directory; give "),
+    (f"{DISTILL} --output no/out", "distill: cannot write no/out: the directory no does not exist; create it first"),
     (f"{DISTILL} -s de -t en", "averaged.pt translates en to de, not de to en; omit -s and -t"),
     (f"{DISTILL} --data swapped", "the checkpoint was trained with another source dictionary"),
 
@@ -411,9 +411,8 @@ def place(prepared, tmp_path, monkeypatch):
 
 
 def contents(folder):
-    """Every path in *folder* with its state, which a write would change; distill may have begun, and resumes."""
-    paths = (path for path in folder.rglob("*") if "out.unfinished" not in path.parts)
-    states = ((path, path.lstat()) for path in paths)
+    """Every path in *folder* with its state, which a write would change."""
+    states = ((path, path.lstat()) for path in folder.rglob("*"))
     return {path: (state.st_size, state.st_mtime_ns, state.st_ino) for path, state in states}
 
 

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Translate the missing shards and assemble the output directory."""
-    args.output = os.path.abspath(args.output)
+    args.output = os.path.normpath(args.output)
     bundles = [translate.find_parts(path, args) for path in args.models]
     langs = _languages(args, bundles[0])
     text = distilled.survey(args.text, langs)

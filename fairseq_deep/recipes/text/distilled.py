@@ -80,7 +80,7 @@ class Job:
     """One output directory.
 
     Args:
-        output: its absolute path
+        output: its normalised path
         text: the text to translate
         choose: one of `CHOICES`
         size: lines per shard
@@ -119,7 +119,10 @@ class Job:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the directory of the shards for this process, and check that it belongs to this job."""
+        """Lock the directory of the shards for this process, and check that it belongs to this job.
+
+        After an error it is removed if it has no shard.
+        """
         path = os.path.join(self.work, "settings.json")
         with _writing(self.work):
             os.makedirs(self.work, exist_ok=True)
@@ -131,11 +134,19 @@ class Job:
                 raise UsageError(f"{self.work} is in use by another process: try again later") from None
             except OSError:
                 pass  # locks are not supported
-            if any(SHARD.fullmatch(name) for name in os.listdir(self.work)):
+            if self._has_shards():
                 self._check_same(_read_json(path), self.work)
             else:  # new, or a call that was corrected
                 write_text(path, json.dumps(self.settings, indent=1) + "\n")
-            yield
+            try:
+                yield
+            except UsageError:
+                if not self._has_shards():
+                    shutil.rmtree(self.work, ignore_errors=True)
+                raise
+
+    def _has_shards(self) -> bool:
+        return any(SHARD.fullmatch(name) for name in os.listdir(self.work))
 
     def path_of(self, number: int) -> str:
         """Return the path of a shard."""
