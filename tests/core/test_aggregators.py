@@ -1,6 +1,6 @@
 """Every aggregator against its equations: all values and gradients, alone and in whole models; what holds for all.
 
-Those of depth-wise LSTMs are in ``test_lstm.py``, and of multiscale collaboration in ``test_memories.py``.
+Depth-wise LSTMs are in ``test_whole_models.py``, multiscale collaboration is in ``test_memories.py``.
 """
 
 import functools
@@ -313,7 +313,7 @@ def test_a_stack_without_layers_passes_the_embeddings_on(name):
 # --- state, memory, precision
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [*OPTIONS, "lstm", "rnn", "msc"])
 def test_the_state_is_not_kept_on_the_module(name):
     aggregator = make(name, 3, C)
     before = {key: set(vars(module)) for key, module in aggregator.named_modules()}
@@ -384,6 +384,38 @@ def test_autocast_gives_back_the_type_of_the_layers(name, options, dtype, norm):
     torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.1)
     if list(aggregator.parameters()):
         actual.float().square().sum().backward()
+
+
+FP32 = {  # options, and parameters that half precision leaves in fp32: a gradient is a sum over all words and features
+    "dlcl": ({"normalize": True}, ["weight"]),
+    "gtrans": ({"group_layers": 1}, ["fusion.weight"]),
+    "mlrf": ({}, ["fusion.weight"]),
+    "mudd": ({}, [f"{part}.{row}.{kind}" for part, kind in (("hidden", "weight"), ("out", "weight"), ("out", "bias"))
+                  for row in range(3)]),
+    "ode": ({"method": "rk2-learned", "history": "dlcl"}, ["inner.weight", "gate.weight", "gate.bias"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FP32)
+def test_weights_of_sums_stay_exact_in_half_precision_and_their_gradients_do_not_overflow(name, dtype):
+    options, names = FP32[name]
+    aggregator = shake(make(name, 3, 100, **options))
+    exact = {key: value.clone() for key, value in aggregator.state_dict().items() if key in names}
+    aggregator.to(dtype)
+    outputs = torch.randn(aggregator.num_layers * aggregator.num_evaluations + 1, 20, 20, 100).to(dtype)
+    drawn = iter(outputs[1:])
+    output = run(aggregator, outputs[0], [lambda _: next(drawn)] * aggregator.num_layers)
+    (100 * output.float().square()).sum().backward()
+    gradients = [aggregator.get_parameter(key).grad for key in exact]
+    assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
+    assert max(gradient.abs().max() for gradient in gradients if gradient is not None) > 65504
+    for _ in range(2):
+        for key, parameter in aggregator.named_parameters():
+            kept = torch.float32 if key in names else dtype
+            assert parameter.dtype == kept and (parameter.grad is None or parameter.grad.dtype == kept), key
+            assert key not in names or torch.equal(parameter, exact[key]), key
+        aggregator.double().to(dtype)
 
 
 def test_the_contract_gives_the_last_evaluation():

@@ -87,26 +87,6 @@ def test_dropout_follows_the_combination_and_its_norm_in_training_only(pre_norm)
     torch.testing.assert_close(dropped[kept], 2 * aggregator.eval().read(state, 1)[kept])
 
 
-def test_the_gradient_of_half_precision_weights_does_not_overflow():
-    """It sums over all positions and features: here 40,000, beyond what fp16 can hold once it is scaled."""
-    aggregator = Dlcl(Stack(2, 100, True)).half()
-    x = torch.ones(20, 20, 100, dtype=torch.float16)
-    (aggregator.read(aggregator.start(x), 0).float() * 100.0).sum().backward()
-    assert aggregator.weight.grad[0, 0] == 4e6
-    aggregator.double().half()
-    assert aggregator.weight.dtype == aggregator.weight.grad.dtype == torch.float32
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_weights_stay_exact_in_half_precision(dtype):
-    aggregator = randomise(Dlcl(Stack(L, C, True), normalize=True))
-    exact = aggregator.weight.detach().clone()
-    aggregator.to(dtype)
-    assert aggregator.layer_norms[0].weight.dtype == dtype
-    assert torch.equal(aggregator.weight, exact), "W stays as it was, in fp32"
-    assert aggregator.weights().sum(1).sub(1).abs().max() < 1e-6
-
-
 def test_thirty_layers_save_at_most_a_fifth_more_than_the_plain_stack(build, dictionary):
     batch = make_batch(dictionary, lengths=(40,) * 8, target_lengths=(40,) * 8)
     saved = {}

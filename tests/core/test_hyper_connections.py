@@ -10,7 +10,6 @@ from fairseq_deep.core.aggregators.hyper_connections import KINDS, sinkhorn
 from fairseq_deep.plugin.models.compiling import compile_calls, graphs
 from tests.helpers.aggregators import make as make_aggregator
 from tests.helpers.aggregators import read_path
-from tests.helpers.models import full_size, size_of
 from tests.helpers.tensors import shake
 
 T, B, C = 5, 3, 7
@@ -92,10 +91,3 @@ def test_compiled_weights_are_few_functions_for_all_sublayers(kind):
     compiler = compile_calls(aggregator.compiled(), "eager")
     torch.testing.assert_close(torch.stack(read_path(aggregator, y_0, sublayers)), expected)
     assert None not in compiler.functions.values() and graphs() - before <= 3 < aggregator.num_layers
-
-
-def test_static_weights_have_the_papers_parameters():
-    """n x n + 2n for each of 12 + 18 sub-layers; those of the other kinds are counted with the architectures."""
-    flags = {"layer_agg": "hyper-connections", "hyper_connections_kind": "static"}
-    model = full_size("transformer_prenorm_6l", 34040, share_all_embeddings=True, **flags)
-    assert size_of(model) == 61_569_024 + 30 * (4 * 4 + 2 * 4)

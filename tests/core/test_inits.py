@@ -1,4 +1,7 @@
-"""How weights start (--deep-init): every matrix against the papers' closed forms, connections, what stays untouched."""
+"""How weights start (--deep-init): every matrix against the papers' closed forms, connections, what stays untouched.
+
+Presets and counts of the papers' systems are in ``test_counts.py``, the equations in ``test_whole_models.py``.
+"""
 
 import math
 import re
@@ -14,19 +17,22 @@ from fairseq_deep.core.inits.ds import DepthScaled
 from fairseq_deep.core.inits.tfixup import TFixup
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
-from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture, stored_count
-from tests.helpers.equations import affine, functions, start
-from tests.helpers.flags import one_line, parse
+from fairseq_deep.plugin.architectures import build_architecture
+from tests.helpers.decoder_attention import KINDS
+from tests.helpers.equations import start
 from tests.helpers.inits import CASES, DIM, FFN, FITTING, MATRIX, METHODS, STACKS, VOCAB, check_sample, expected
+from tests.helpers.methods import METHODS as ALL
+from tests.helpers.methods import OPTIONS
 from tests.helpers.models import POSTNORM, make_dictionary, size_of
-from tests.helpers.tensors import assert_same_gradients, shake
-from tests.reference import naive_connections as naive
-from tests.reference.naive_dlcl import layer_norm, run_stack
+from tests.helpers.tensors import is_uniform
+from tests.reference.naive_connections import admin_omega
 
 POST = "transformer_postnorm_6l"
 SIDES = ("encoder", "decoder")
 NORM = re.compile(r"(encoder|decoder)\.(?:layers\.\d+\.)?\w*layer_?norm\w*\.(weight|bias)")
 NO_NORMS = ("tfixup", "rezero")
+OWN = {"self": 4, "average": 1, "ssru": 2, "merged": 0, "merged-self": 4, "merged-average": 1}  # matrices of a layer
+LIKE = {"gate": "q_proj", "input_proj": "v_proj", "fc1": "fc1", "fc2": "fc2"}  # have the rule of these, in no fused one
 
 
 @pytest.fixture(scope="module")
@@ -45,38 +51,30 @@ def make():
 # --- matrices of layers ---
 
 
-def check_layers(model, methods, n, m):
-    """Every parameter of the layers is what the *methods* {side: (name, options)} say; returns the matrices' places."""
-    seen = set()
+def check_layers(model, methods, n, m, kind="self"):
+    """All parameters of the layers are what the *methods* {side: (name, options)} say; the numbers of matrices."""
     one_width = model.encoder.embed_tokens.embedding_dim == model.decoder.embed_tokens.embedding_dim
+    parallel, counts = kind.startswith("merged"), dict.fromkeys(SIDES, 0)
     for name, value in model.named_parameters():
-        found = MATRIX.fullmatch(name)
-        if found is None:
-            assert ".layers." not in name or NORM.fullmatch(name) or name.endswith(".residual.weight"), name
+        if ".layers." not in name or NORM.fullmatch(name) or name.endswith(".residual.weight"):
             continue
-        side, index, part, role, kind = found.groups()
-        method, options = methods[side]
-        if kind == "weight":
-            place = (side, int(index) + 1, part or "ffn", role)
-            check_sample(name, value, *expected(method, options, *place, *value.shape, n, m, one_width))
-            seen.add(place)
+        side, index, *_, role, what = name.replace(".layers", "").split(".")
+        (method, options), found, layer = methods[side], MATRIX.fullmatch(name), int(index) + 1
+        own = kind != "self" and (found is None or ".self_attn.fc" in name or role == "input_proj")
+        if what == "weight":
+            part = None if own else found.group(3) or "ffn"
+            distribution, size = expected(
+                method, options, side, layer, part, LIKE[role] if own else role, *value.shape, n, m, one_width)
+            if options.get("depth_scaled_kind") == "gpt2" and side == "decoder":
+                scaled = not own and role in ("out_proj", "fc2")
+                size = 0.02 / math.sqrt(m * (2 if parallel else 3)) if scaled else 0.02
+            check_sample(name, value, distribution, size)
+            counts[side] += 1
         elif method == "fairseq" and role != "out_proj":
             assert value.abs().min() > 0, name
         else:
             assert value.eq(0).all(), name
-    return seen
-
-
-def all_places(n, m):
-    attention = ("q_proj", "k_proj", "v_proj", "out_proj")
-    return {
-        (side, layer, part, role)
-        for side, depth in (("encoder", n), ("decoder", m))
-        for layer in range(1, depth + 1)
-        for part, roles in (("self_attn", attention), ("encoder_attn", attention), ("ffn", ("fc1", "fc2")))
-        for role in roles
-        if (side, part) != ("encoder", "encoder_attn")
-    }
+    return counts
 
 
 def check_norms(model):
@@ -87,24 +85,31 @@ def check_norms(model):
 
 
 LAYERDROP = {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5}
-PLACED = [(POST, 9, 3, 96, method, options) for method, options in CASES]
-PLACED += [(POST, 18, 18, DIM, *CASES[4]), (POST, 6, 6, DIM, "ds", LAYERDROP)]
-PLACED += [("transformer_prenorm_6l", 6, 6, DIM, name, {}) for name in ("fairseq", "xavier", "lipschitz", "ds")]
-PLACED += [("transformer_dlcl_6l", 6, 6, DIM, "depth-scaled", {})]
+PLACED = [(POST, "self", 9, 3, 96, method, options) for method, options in CASES]
+PLACED += [(POST, "self", 18, 18, DIM, *CASES[4]), (POST, "self", 6, 6, DIM, "ds", LAYERDROP)]
+PLACED += [("transformer_prenorm_6l", "self", 6, 6, DIM, name, {}) for name in ("fairseq", "xavier", "lipschitz", "ds")]
+PLACED += [("transformer_dlcl_6l", "self", 6, 6, DIM, "depth-scaled", {})]
+# merged matrices are separate: Xavier's gamma is sqrt(6 / 2C), not that of a fused matrix
+SOME = [CASES[index] for index in (1, 2, 5, -1)]
+PLACED += [(POST, kind, 4, 5, DIM, *case) for kind in KINDS if kind != "self" for case in SOME]
+PLACED += [(POST, kind, 4, 5, DIM, method, {}) for kind in ("average", "average-ffn", "ssru")
+           for method in ("deepnet", "tfixup")]  # fmt: skip
 
 
 def test_every_method_is_tested():
     assert METHODS == INITS.names()
 
 
-@pytest.mark.parametrize("name, n, m, width, method, options", PLACED)
-def test_every_matrix_has_the_papers_distribution(name, n, m, width, method, options, make):
+@pytest.mark.parametrize("name, kind, n, m, width, method, options", PLACED)
+def test_every_matrix_has_the_papers_distribution(name, kind, n, m, width, method, options, make):
     """By side, layer (from 1 in each stack), part and role; in stacks of different depth and width."""
     sizes = {"encoder_layers": n, "decoder_layers": m, "decoder_embed_dim": width}
-    model = make(name, deep_init=method, **options, **sizes)
-    assert check_layers(model, dict.fromkeys(SIDES, (method, options)), n, m) == all_places(n, m)
+    model = make(name, deep_init=method, **KINDS[kind], **options, **sizes)
+    own = OWN[kind.removesuffix("-ffn")] + 2 * ("ffn" in kind)
+    counts = check_layers(model, dict.fromkeys(SIDES, (method, options)), n, m, kind)
+    assert counts == {"encoder": 6 * n, "decoder": (6 + own) * m}
     norms = check_norms(model)
-    assert name != POST or norms == (0 if method in NO_NORMS else 2 * (2 * n + 3 * m))
+    assert name != POST or norms == (0 if method in NO_NORMS else 2 * (2 * n + (3 - kind.startswith("merged")) * m))
 
 
 @pytest.mark.parametrize("side, other", [SIDES, SIDES[::-1]])
@@ -136,10 +141,6 @@ def test_constants_are_the_published_ones():
     for options, value in (({}, 0.6389), ({"exponent": 0.5}, 0.4082)):
         init = DepthScaled(stack("decoder", 6, 6), **options)
         assert init.gain(Place(6, "ffn", "fc1")) == pytest.approx(value, abs=5e-5)
-    weight = torch.empty(512, 512)
-    for method, role, part, bound in (("xavier", "q_proj", "self_attn", 0.0541), ("lipschitz", "fc1", "ffn", 0.0442)):
-        INITS.get(method)(stack("encoder", 6, 6)).matrix(weight, Place(1, part, role))
-        assert float(weight.abs().max()) == pytest.approx(bound, abs=6e-5)
 
 
 # --- tables ---
@@ -149,38 +150,33 @@ def table_size(method, options, side, n, m):
     """Distribution of an embedding of V x C entries, and its size."""
     if method == "lipschitz" and "lipschitz_embeddings" not in options:
         return "uniform", math.sqrt(2 / (DIM + VOCAB))
-    factor = 1.0
-    if method == "tfixup":
-        factor = (9 * n) ** -0.25 if side == "encoder" else (9 * m) ** -0.25
+    factor = {"encoder": 9 * n, "decoder": 9 * m}[side] ** -0.25 if method == "tfixup" else 1.0
     return "normal", factor / math.sqrt(DIM)
 
 
-@pytest.mark.parametrize("method, options", CASES, ids=str)
-@pytest.mark.parametrize("share", [{}, {"share_decoder_input_output_embed": True}, {"share_all_embeddings": True}])
-def test_embeddings_and_output_projection(method, options, share, make):
-    model = make(POST, encoder_layers=4, decoder_layers=2, deep_init=method, **options, **share)
+SHARED = {"none": {}, "decoder": {"share_decoder_input_output_embed": True}, "all": {"share_all_embeddings": True}}
+TABLES = [(method, method, options) for method, options in CASES]
+TABLES += [("tfixup", "lipschitz", {}), ("lipschitz", "tfixup", {}), ("fairseq", "tfixup", {})]
+
+
+@pytest.mark.parametrize("encoder, decoder, options", TABLES, ids=str)
+@pytest.mark.parametrize("shared", SHARED)
+def test_embeddings_and_output_projection(encoder, decoder, options, shared, make):
+    """A table of both stacks has the rule of the encoder."""
+    flags = {"encoder_deep_init": encoder, "decoder_deep_init": decoder, **options, **SHARED[shared]}
+    model = make(POST, encoder_layers=4, decoder_layers=2, **flags)
     source, target = model.encoder.embed_tokens, model.decoder.embed_tokens
     output, pad = model.decoder.output_projection, source.padding_idx
     words = [row for row in range(VOCAB) if row != pad]
     assert source.weight[pad].eq(0).all() and target.weight[pad].eq(0).all()
-    check_sample("encoder", source.weight[words], *table_size(method, options, "encoder", 4, 2))
-    assert (source.weight is target.weight) is ("share_all_embeddings" in share)
-    assert (output.weight is target.weight) is bool(share)
-    if "share_all_embeddings" not in share:
-        check_sample("decoder", target.weight[words], *table_size(method, options, "decoder", 4, 2))
-    if not share:
-        alone = ("uniform", math.sqrt(1 / DIM)) if method == "lipschitz" else ("normal", math.sqrt(1 / DIM))
-        check_sample("output", output.weight, *alone)
+    check_sample("encoder", source.weight[words], *table_size(encoder, options, "encoder", 4, 2))
+    assert (source.weight is target.weight) is (shared == "all")
+    assert (output.weight is target.weight) is (shared != "none")
+    if shared != "all":
+        check_sample("decoder", target.weight[words], *table_size(decoder, options, "decoder", 4, 2))
+    if shared == "none":
+        check_sample("output", output.weight, "uniform" if decoder == "lipschitz" else "normal", math.sqrt(1 / DIM))
         assert output.weight[pad].ne(0).any()
-
-
-@pytest.mark.parametrize("encoder, decoder", [("tfixup", "lipschitz"), ("lipschitz", "tfixup"), ("fairseq", "tfixup")])
-def test_a_table_of_both_stacks_is_the_encoders(encoder, decoder, make):
-    flags = {"encoder_deep_init": encoder, "decoder_deep_init": decoder, "share_all_embeddings": True}
-    model = make(POST, encoder_layers=4, decoder_layers=2, **flags)
-    table = model.encoder.embed_tokens.weight
-    assert model.decoder.output_projection.weight is table
-    check_sample("table", torch.cat([table[:1], table[2:]]), *table_size(encoder, {}, "encoder", 4, 2))
 
 
 @pytest.mark.parametrize("sides", [("encoder",), SIDES], ids="+".join)
@@ -195,11 +191,16 @@ def test_pretrained_embeddings_stay(sides, build, dictionary, tmp_path):
         assert float(getattr(model, side).layers[0].fc1.bias.abs().max()) == 0.0
 
 
-def test_learned_positions_have_the_rule_of_embeddings(build):
+def test_positions_have_the_rule_of_embeddings(build, make):
+    """Learned positions, and the vectors of relative ones."""
     model = build(POSTNORM, deep_init="lipschitz", encoder_learned_pos=True, max_source_positions=500)
     table = model.encoder.embed_positions
     check_sample("positions", table.weight[table.padding_idx + 1 :], "uniform", (2 / sum(table.weight.shape)) ** 0.5)
     assert float(table.weight[table.padding_idx].abs().max()) == 0.0
+    model = make("transformer_lstm_6l", deep_init="lipschitz", relative_positions=60)
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        keys = layer.self_attn.relative_keys
+        check_sample("relative keys", keys, "uniform", math.sqrt(2 / sum(keys.shape)))
 
 
 # --- aggregators, and what must not change ---
@@ -210,15 +211,10 @@ def same_seed(make, name, seed=3, **flags):
     return make(name, encoder_layers=3, decoder_layers=2, **flags)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("method, name", [(method, name) for method in METHODS for name in STACKS
+                                          if name in FITTING[method]])  # fmt: skip
 def test_nothing_else_is_touched_and_the_seed_decides(method, name, make):
-    """Aggregators keep their start unless the method has a rule for them; other stacks are refused."""
-    if name not in FITTING[method]:
-        with pytest.raises(UsageError) as error:
-            make(name, deep_init=method, **STACKS[name])
-        assert f"--deep-init {method}" in one_line(error) and "use " in one_line(error)
-        return
+    """Aggregators keep their start unless the method has a rule for them."""
     kinds = ({"seed": 3}, {"seed": 4}, {"seed": 3})
     first, other, again = (same_seed(make, name, **kind, deep_init=method, **STACKS[name]) for kind in kinds)
     check_norms(first)
@@ -232,28 +228,31 @@ def test_nothing_else_is_touched_and_the_seed_decides(method, name, make):
             assert torch.equal(value, plain[key]) is not (method == "lipschitz" and has_matrices), key
 
 
-@pytest.mark.parametrize(
-    "flags, matrices",  # of both stacks: gates x 3, and 2 (or 1) a layer in the hidden computation
-    [({}, 6 + 24), ({"lstm_share": "none", "lstm_ffn": 1}, 36 + 12), ({"layer_agg": "rnn"}, 24)],
-    ids=str,
-)
-def test_lipschitz_has_a_rule_for_the_matrices_of_an_aggregator(flags, matrices, make):
-    """Each gate is a matrix of its own, and relative positions have the rule of embeddings."""
-    model = make("transformer_lstm_6l", deep_init="lipschitz", relative_positions=60, **flags)
-    found = 0
-    for key, value in model.named_parameters():
-        if ".history." in key and value.dim() == 2 and "norm" not in key:
-            for matrix in value.chunk(3) if "gates" in key else [value]:
-                check_sample(key, matrix, "uniform", math.sqrt(1 / matrix.size(1)))
-                found += 1
-    assert found == matrices
-    for layer in (*model.encoder.layers, *model.decoder.layers):
-        keys = layer.self_attn.relative_keys
-        check_sample("relative keys", keys, "uniform", math.sqrt(2 / sum(keys.shape)))
+BETWEEN = {case: row for case, row in {**ALL, **OPTIONS}.items()
+           if {"layer_agg", "decoder_memory"} & {*row[1]} and "luna" not in case}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BETWEEN)
+def test_lipschitz_fills_the_matrices_of_what_connects_layers_and_nothing_else(case, build):
+    """Gates of a depth-wise LSTM are one matrix each; a memory keeps its start."""
+    name, flags = BETWEEN[case]
+    models = []
+    for init in ("fairseq", "lipschitz"):
+        torch.manual_seed(3)
+        models.append(build(name, **flags, deep_init=init))
+    for side in SIDES:
+        plain, filled = (getattr(model, side).state_dict() for model in models)
+        matrices = list(getattr(models[1], side).aggregator.matrices())
+        assert all(is_uniform(matrix, matrix.size(1) ** -0.5, 0.85) for matrix in matrices)
+        places = {matrix.untyped_storage().data_ptr() for matrix in matrices}
+        for key, value in filled.items():
+            if key.startswith(("history.", "memory.")) and value.untyped_storage().data_ptr() not in places:
+                spread = float(plain[key].float().std(unbiased=False))
+                assert float(value.float().std(unbiased=False)) == pytest.approx(spread, rel=0.3), key
 
 
 def test_gates_of_both_stacks_are_the_encoders(make):
-    """Where the encoder is left alone, so are they."""
+    """If the encoder keeps its start, so do they."""
     plain, of_decoder, of_encoder = (
         same_seed(make, "transformer_lstm_6l", lstm_share="gate-encdec", **flags).encoder.aggregator.gates[0].weight
         for flags in ({}, {"decoder_deep_init": "lipschitz"}, {"encoder_deep_init": "lipschitz"})
@@ -281,60 +280,6 @@ N, M = 2, 3
 DEPTH = {"encoder_layers": N, "decoder_layers": M}
 
 
-def layer_function(layer, side, method, pre_norm, *seen):
-    """A whole layer as a function of its input."""
-    sublayers = []
-    for index, (function, norm) in enumerate(functions(layer, *seen)):
-        factor = naive.deepnet_alpha(side, N, M) if method == "deepnet" else None
-        if method in ("admin", "rezero"):
-            factor = layer.residual.weight[index if method == "admin" else 0]
-        sublayers.append((function, naive.connect(method if factor is not None else "plain", factor), norm))
-    return lambda x: naive.run_sublayers(x, sublayers, pre_norm)
-
-
-def naive_scores(model, source, target, method, pre_norm):
-    """Scores (B x T x V) of a model of the narrow architectures, from the equations alone."""
-    pad, memory = model.encoder.padding_idx, None
-
-    def seen(b, i, j):
-        return source[b, j] != pad
-
-    def earlier(b, i, j):
-        return j <= i and target[b, j] != pad
-
-    for side, tokens in (("encoder", source), ("decoder", target)):
-        stack = getattr(model, side)
-        x = start(stack, tokens)
-        if side == "encoder":
-            x = x.masked_fill(source.eq(pad).T.unsqueeze(-1), 0.0)
-        layers = [layer_function(layer, side, method, pre_norm, memory, seen, earlier) for layer in stack.layers]
-        if hasattr(stack.aggregator, "weight"):
-            norms = [affine(norm) for norm in stack.aggregator.layer_norms]
-            x = run_stack(x, layers, stack.aggregator.weight.unsqueeze(-1), norms, pre_norm)
-        else:
-            for layer in layers:
-                x = layer(x)
-        norm = affine(stack.layer_norm)
-        memory = x = x if norm is None else layer_norm(x, *norm)
-    return x.transpose(0, 1) @ model.decoder.output_projection.weight.T
-
-
-@pytest.mark.parametrize("method", ["lipschitz", "deepnet", "admin", "tfixup", "rezero", "deepnet dlcl", "admin dlcl"])
-def test_scores_and_gradients_equal_the_equations(method, build, batch):
-    """Of whole models; with a norm on the embedding where the method has one."""
-    name = "transformer_dlcl_postnorm_2l2l_tiny" if "dlcl" in method else POSTNORM
-    method = method.split()[0]
-    model = build(name, deep_init=method, layernorm_embedding=method == "lipschitz", **DEPTH).double()
-    shake(model, 0.5 if affine(model.encoder.layers[0].final_layer_norm) else 0.12)
-    source, lengths, target = batch
-    words = target.ne(model.decoder.padding_idx)
-    expected = naive_scores(model, source, target, method, pre_norm=False)[words]
-    actual = model(source, lengths, target)[0][words]
-    # the weights of the last attention, which fairseq asks for, are of fp32
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-    assert_same_gradients(actual, expected, list(model.parameters()), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_parameters_that_a_method_adds_and_removes(method, build):
     model, norms = build(POSTNORM, deep_init=method, **DEPTH), 2 * 16 * (2 * N + 3 * M)
@@ -346,8 +291,21 @@ def test_parameters_that_a_method_adds_and_removes(method, build):
     assert weights == {f"{side}.layers.{layer}.residual.weight": shape for side, layer, shape in layers}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["logn", 1, "1", "n"], ids=repr)
+def test_admin_starts_in_closed_form_of_the_number_of_sublayers(kind, how, build):
+    """The start may be a number, as in a configuration file."""
+    model = build(POSTNORM, deep_init="admin", admin_start=how, **DEPTH, **KINDS[kind])
+    for stack, sublayers in ((model.encoder, 2), (model.decoder, 2 if kind.startswith("merged") else 3)):
+        connections = sublayers * len(stack.layers)
+        value = {"logn": admin_omega(connections), "1": connections**0.5, "n": 1.0}[str(how)]
+        for layer in stack.layers:
+            assert layer.residual.weight.requires_grad
+            torch.testing.assert_close(layer.residual.weight.detach(), torch.full((sublayers, 16), value))
+
+
 def test_rezero_starts_as_the_identity(build, batch):
-    """Over the whole depth: what comes out is the embedding, and only the gates and the tables move at first."""
+    """Over the whole depth: the output is the embedding, and only the gates and the tables move at first."""
     model = build(POSTNORM, encoder_layers=30, decoder_layers=30, deep_init="rezero").train()
     source, lengths, target = batch
     encoder_out = model.encoder(source, lengths)
@@ -359,38 +317,3 @@ def test_rezero_starts_as_the_identity(build, batch):
     for name, parameter in model.named_parameters():
         moves = "residual" in name and "decoder" in name or "embed" in name or "output" in name
         assert bool(parameter.grad.any()) is (moves and "encoder.embed" not in name), name
-
-
-# --- the papers' systems ---
-
-COUNTS = {
-    "transformer_lipschitz_postnorm_18l18l": 150659072,
-    "transformer_ds_20l20l": 175299584,
-    "transformer_deepnet_18l18l": 61566976 + 12 * 7356416,  # 12 pairs of an encoder and a decoder layer more
-    "transformer_admin_18l18l": 61566976 + 12 * 7356416 + 18 * 5 * 512,
-}
-INITIALISED = [
-    name
-    for name, row in ARCHITECTURES.items()
-    if row.chosen["deep_init"] not in ("fairseq", "xavier") and row.chosen["residual"] == "plain"
-]
-
-
-@pytest.mark.parametrize("name", INITIALISED)
-def test_presets_and_counts_are_the_published_ones(name):
-    assert stored_count(name) == COUNTS.get(name, stored_count(name))
-    args, method = parse("--arch", name), name.split("_")[1]
-    pre_norm = method == "lipschitz" and "_postnorm" not in name
-    assert (args.deep_init, args.layer_agg) == (method, "residual")
-    assert (bool(args.encoder_normalize_before), bool(args.decoder_normalize_before)) == (pre_norm, pre_norm)
-    assert bool(args.layernorm_embedding) is (method == "lipschitz" and not pre_norm)
-    dropouts = (0.1, 0.1, 0.1) if method != "ds" or name.endswith("_6l") else (0.3, 0.2, 0.1)
-    if "_matt_" in name:
-        assert args.decoder_attn == "merged"
-        dropouts = {"big": (0.3, 0.1, 0.1), "iwslt": (0.5, 0.3, 0.1)}.get(name.split("_")[-1], dropouts)
-    assert (args.dropout, args.attention_dropout, args.activation_dropout) == dropouts
-    assert parse("--arch", name, "--deep-init", "xavier").deep_init == "xavier"
-    other = parse("--arch", name, "--layer-agg", "dlcl")  # takes only the options of the row's aggregator with it
-    assert {flag: value for flag, value in vars(other).items() if flag != "layer_agg"} == {
-        flag: value for flag, value in vars(args).items() if flag != "layer_agg"
-    }

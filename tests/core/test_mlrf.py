@@ -1,4 +1,4 @@
-"""Multi-layer representation fusion: limits, initial values, dropout, precision, counts.
+"""Multi-layer representation fusion: limits, initial values, dropout.
 
 Its equations, and that the decoder is the plain stack, are proven in ``test_aggregators.py``.
 """
@@ -8,7 +8,6 @@ import torch
 
 from fairseq_deep.core.aggregators.mlrf import Mlrf
 from fairseq_deep.core.stack import Stack
-from tests.helpers.models import POSTNORM
 from tests.helpers.tensors import randomise
 
 T, B, C, L = 3, 2, 12, 5
@@ -39,11 +38,6 @@ def test_hops_share_all_layers_out():
         torch.testing.assert_close(total, torch.ones(T, B, 3), rtol=0.0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["mean", "learned"])
-def test_weights_of_layers_stay_in_fp32(kind):
-    assert Mlrf(Stack(L, C), kind=kind).half().fusion.weight.dtype == torch.float32
-
-
 def test_dropout_acts_on_the_inner_layer():
     aggregator = Mlrf(Stack(L, C, dropout=0.3, activation_dropout=0.2), kind="ffn")
     inner = []
@@ -71,30 +65,6 @@ def test_the_log_shows_learned_weights():
         assert Mlrf(Stack(3, C), **options).record() == Mlrf(Stack(3, C, side="decoder")).record() == {}
 
 
-@either_norm
-@pytest.mark.parametrize("options, count", [
-    ({"kind": "mean"}, 0),
-    ({"kind": "learned"}, 6),
-    ({"kind": "ffn"}, 7 * 512 * 2048 + 2048 + 512),
-    ({"kind": "ffn", "hidden": 5}, 7 * 512 * 5 + 5 + 512),
-    ({"kind": "multi-hop"}, 512 * (512 + 4) + 4 * 512**2),
-    ({"kind": "multi-hop", "hidden": 7, "hops": 1}, 7 * (512 + 1) + 512**2),
-], ids=str)  # fmt: skip
-def test_the_parameters_are_in_the_encoder(pre_norm, options, count):
-    with torch.device("meta"):
-        encoder, decoder = (Mlrf(Stack(6, 512, pre_norm, side), **options) for side in ("encoder", "decoder"))
-    norms = 2 * 512 * (6 if pre_norm else 1)
-    assert sum(parameter.numel() for parameter in encoder.parameters()) == count + norms
-    assert not list(decoder.parameters()) and not list(decoder.buffers()) and not decoder.matrices()
-
-
 def test_an_initialisation_fills_its_matrices():
     shapes = [[tuple(matrix.shape) for matrix in Mlrf(Stack(L, C), kind=kind).matrices()] for kind in KINDS]
     assert shapes == [[], [], [(4 * C, L * C), (C, 4 * C)], [(C, C), (4, C), (C, 4 * C)]]
-
-
-def test_the_mean_of_one_layer_is_the_plain_encoder(build, batch):
-    flags = {"encoder_layers": 1, "mlrf_kind": "mean"}
-    model, plain = build(POSTNORM, layer_agg="mlrf", **flags).eval(), build(POSTNORM, encoder_layers=1).eval()
-    plain.load_state_dict(model.state_dict(), strict=False)
-    torch.testing.assert_close(model(*batch)[0], plain(*batch)[0])

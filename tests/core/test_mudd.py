@@ -26,28 +26,18 @@ def test_initial_values():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("trains", [True, False])
-def test_half_precision(dtype, trains):
-    """Weights and sums are of fp32: squares beyond fp16 do not overflow, entries that cancel leave what is small."""
-    aggregator = shake(Mudd(Stack(2, C)), 0.3)
-    exact = aggregator.hidden[0].weight.detach().clone()
-    aggregator.to(dtype)
-    assert torch.equal(aggregator.hidden[0].weight, exact) and exact.dtype == torch.float32
+def test_sums_of_half_precision_are_in_fp32(dtype):
+    """Of entries that cancel, the small rest stays."""
+    aggregator = shake(Mudd(Stack(2, C)), 0.3).to(dtype)
     with torch.no_grad():
         aggregator.out[1].weight.zero_()
         aggregator.out[1].bias.copy_(torch.tensor([0.0, 1 + 2**-13, -1.0]))
-    x = torch.full((T, B, C), 3e4).to(dtype).requires_grad_(trains)
-    with torch.set_grad_enabled(trains):
-        output = run(aggregator, x, [lambda x: torch.full_like(x, 3e4)] * 2)
-    assert output.dtype == dtype
-    value = torch.tensor(3e4).to(dtype).float() * 2**-13
-    torch.testing.assert_close(output.float(), value.expand(T, B, C), rtol=1e-2, atol=1e-3)
-    if trains:
-        output.float().sum().backward()
-        gradients = [x.grad, *(p.grad for p in aggregator.out[1].parameters())]
-        assert all(gradient.isfinite().all() for gradient in gradients)
-        # entries of 3e4 at 15 positions of 7 features
-        assert aggregator.out[1].bias.grad[0] > 3e6 and aggregator.out[1].bias.grad.dtype == torch.float32
+    for trains in (True, False):
+        x = torch.full((T, B, C), 3e4).to(dtype).requires_grad_(trains)
+        with torch.set_grad_enabled(trains):
+            output = run(aggregator, x, [lambda x: torch.full_like(x, 3e4)] * 2)
+        value = x.detach()[0, 0, 0].float() * 2**-13
+        torch.testing.assert_close(output.detach().float(), value.expand(T, B, C), rtol=1e-2, atol=1e-3)
 
 
 def test_autocast_does_not_lower_the_sums():

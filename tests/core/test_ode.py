@@ -1,4 +1,4 @@
-"""The ODE Transformer: order of accuracy, coefficients, half precision, the decoder's part, counts.
+"""The ODE Transformer: order of accuracy, coefficients, half precision, the decoder's part.
 
 Its equations are proven in ``test_aggregators.py``.
 """
@@ -13,20 +13,12 @@ from fairseq_deep.core.aggregators.ode import Ode
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import MethodConfig, Stack
 from tests.helpers.aggregators import run
-from tests.helpers.flags import parse
-from tests.helpers.models import PRENORM, full_size, size_of
 from tests.helpers.tensors import randomise
 
 T, B, C, L = 7, 3, 12, 5
-# method: its options, evaluations of a layer, and the parameters that it adds at the width 512
-METHODS = {
-    "rk2": ({}, 2, 0),
-    "rk3": ({}, 3, 0),
-    "rk4": ({}, 4, 0),
-    "rk2-learned": ({}, 2, 2 * 512 + 1),
-    "rk2-init": ({}, 2, 2),
-    **{f"ema{order}": ({"order": order}, order, int(order > 1)) for order in (1, 2, 3, 4)},
-}
+# method: its options, and evaluations of a layer
+METHODS = {"rk3": ({}, 3), "rk4": ({}, 4), **dict.fromkeys(("rk2", "rk2-learned", "rk2-init"), ({}, 2))}
+METHODS |= {f"ema{order}": ({"order": order}, order) for order in (1, 2, 3, 4)}
 
 
 def options_of(name):
@@ -70,8 +62,8 @@ def test_identity_grows_as_documented():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_evaluations_and_parameters_are_those_of_the_encoder_only(name):
-    _, evaluations, added = METHODS[name]
+def test_a_decoder_evaluates_once_and_is_its_history(name):
+    _, evaluations = METHODS[name]
     assert make(name).num_evaluations == Ode.layout("encoder", options_of(name)).num_evaluations == evaluations
     inner = MethodConfig("dlcl", Dlcl, {"window": 2})
     decoder = Ode(Stack(L, C, side="decoder"), **options_of(name), identity=evaluations > 1, inner=inner)
@@ -79,27 +71,19 @@ def test_evaluations_and_parameters_are_those_of_the_encoder_only(name):
     assert {key.partition(".")[0] for key in decoder.state_dict()} == {"inner"} and decoder.inner.window == 2
     assert torch.equal(decoder.weights(), decoder.inner.weights())
     assert decoder.record().keys() == {"newest", "previous", "older", "embedding"}
-    flags = {f"ode_{option}": value for option, value in options_of(name).items()}
-    model = full_size("transformer_prenorm_6l", 34040, share_all_embeddings=True, layer_agg="ode", **flags)
-    assert size_of(model) == 61569024 + added
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", METHODS)
 def test_half_precision_takes_differences_in_fp32(name, dtype):
-    """Sums are rounded once: beside x = 100, changes of 1 are not lost."""
+    """Sums are rounded once: next to x = 100, changes of 1 are not lost."""
     aggregator = randomise(make(name, history="dlcl"))
-    own = {key: value.clone() for key, value in aggregator.state_dict().items() if not key.startswith("inner.")}
-    half = copy.deepcopy(aggregator).to(dtype)
-    for key, value in own.items():
-        assert torch.equal(half.state_dict()[key], value), "coefficients stay as they were, in fp32"
-    assert half.inner.layer_norms[0].weight.dtype == dtype and half.inner.weight.dtype == torch.float32
-    exact, eps = copy.deepcopy(aggregator).double(), torch.finfo(dtype).eps
-    x, outputs = (100 * torch.randn(T, B, C)).to(dtype), []
+    half, exact = copy.deepcopy(aggregator).to(dtype), copy.deepcopy(aggregator).double()
+    x, outputs, eps = (100 * torch.randn(T, B, C)).to(dtype), [], torch.finfo(dtype).eps
     for _ in range(aggregator.num_evaluations):
         point = half.next_input(x, outputs)
-        assert point.dtype == dtype
         rounded = exact.next_input(x.double(), [output.double() for output in outputs])
+        assert point.dtype == dtype
         torch.testing.assert_close(point.double(), rounded, rtol=0.51 * eps, atol=1e-4)
         outputs.append((point + torch.randn_like(point)).detach().requires_grad_())
     if aggregator.num_evaluations == 2:  # more evaluations continue from points that were rounded
@@ -108,8 +92,6 @@ def test_half_precision_takes_differences_in_fp32(name, dtype):
     half.combine(x, outputs).float().square().sum().backward()
     # Heun's method ends at (x + o_2) / 2: o_1 is where o_2 was evaluated, and nothing else
     assert [leaf.grad is None for leaf in outputs] == [name == "rk2", False, False, False][: len(outputs)]
-    assert all(leaf.grad.dtype == dtype for leaf in outputs if leaf.grad is not None)
-    assert all(value.grad.dtype == torch.float32 and value.grad.any() for value in half.fp32_tensors())
 
 
 def test_the_check_comes_before_a_model_is_built(monkeypatch):
@@ -124,24 +106,3 @@ def test_the_check_comes_before_a_model_is_built(monkeypatch):
     monkeypatch.setattr(Dlcl, "check", lambda *args: asked.append(args))
     Ode.check(stack, stack, {"history": "dlcl", "inner": inner})
     assert asked == [(stack, stack, inner.options)], "the inner aggregator says what it cannot do, too"
-
-
-def test_the_command_line_sets_the_options():
-    line = ["--arch", PRENORM, "--layer-agg", "ode", "--ode-method", "ema", "--ode-order", "3"]
-    args = parse(*line, "--ode-history", "dlcl", "--ode-identity")
-    assert (args.ode_method, args.ode_order, args.ode_history, args.ode_identity) == ("ema", 3, "dlcl", True)
-    with pytest.raises(SystemExit):
-        parse(*line[:-1], "two")
-
-
-def test_ddp_sees_each_parameter_once_with_recomputation(process_group, build, batch):
-    """A layer that the re-entrant form recomputes twice would be marked ready twice."""
-    flags = {"layer_agg": "ode", "ode_method": "rk2-learned", "dropout": 0.1}
-    grads = []
-    for recompute in (False, True):
-        torch.manual_seed(3)
-        model = build(PRENORM, **flags, checkpoint_activations=recompute).train()
-        torch.nn.parallel.DistributedDataParallel(model)(*batch)[0].square().mean().backward()
-        grads.append([parameter.grad for parameter in model.parameters()])
-    for plain, recomputed in zip(*grads):
-        torch.testing.assert_close(recomputed, plain)

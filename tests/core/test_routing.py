@@ -1,4 +1,4 @@
-"""Aggregation of layers by routing: shares, limits, numbers without variance, what is recomputed, counts.
+"""Aggregation of layers by routing: shares, limits, numbers without variance, what is recomputed.
 
 The equations are proven in ``test_aggregators.py``.
 """
@@ -10,7 +10,7 @@ import torch
 
 from fairseq_deep.core.aggregators.routing import DynamicRouting, EmRouting, Routing
 from fairseq_deep.core.stack import Stack
-from tests.helpers.tensors import DOUBLE, saved_bytes, shake
+from tests.helpers.tensors import DOUBLE, is_uniform, saved_bytes, shake
 from tests.reference.naive_dlcl import layer_norm
 from tests.reference.naive_routing import squash
 
@@ -72,26 +72,27 @@ def test_a_close_vote_gets_the_larger_share():
     assert routing.e_step(votes, mean, variance, log_active).exp().flatten(1)[0, 1] > 0.99
 
 
+LIMITS = {
+    "equal votes": lambda x: [x] * L,
+    "zeros": lambda x: [0 * x] * L,
+    "one layer": lambda x: [x],
+    "constant": lambda x: [torch.ones_like(x)] * L,
+    "large": lambda x: [500 * torch.randn_like(x) for _ in range(L)],
+    "far apart": lambda x: [x + 100 * index for index in range(L)],
+}
+
+
 @every_kind
 @either_norm
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("capsules", [None, pytest.param(2, marks=pytest.mark.nightly), 1])
-@pytest.mark.parametrize("case", ["equal votes", "zeros", "one layer", "constant", "large", "far apart"])
+@pytest.mark.parametrize("capsules", [None, *(pytest.param(count, marks=pytest.mark.nightly) for count in (1, 2))])
+@pytest.mark.parametrize("case", LIMITS)
 def test_no_nan_at_the_limits(kind, pre_norm, dtype, capsules, case):
     aggregator = Routing(Stack(1 if case == "one layer" else L, 64, pre_norm), kind=kind, capsules=capsules)
     for part in aggregator.maps[1:] if case == "equal votes" else ():
         part.load_state_dict(aggregator.maps[0].state_dict())
     aggregator.to(dtype)
-    x = torch.randn(63, 1, 64)
-    outputs = {
-        "equal votes": [x] * L,
-        "zeros": [0 * x] * L,
-        "one layer": [x],
-        "constant": [torch.ones_like(x)] * L,
-        "large": [500 * torch.randn_like(x) for _ in range(L)],
-        "far apart": [x + 100 * index for index in range(L)],
-    }[case]
-    outputs = [y.detach().to(dtype).requires_grad_() for y in outputs]
+    outputs = [y.detach().to(dtype).requires_grad_() for y in LIMITS[case](torch.randn(63, 1, 64))]
     output = aggregator.finish(outputs)
     output.float().sum().backward()
     assert output.dtype == dtype and output.shape == (63, 1, 64) and output.isfinite().all()
@@ -182,22 +183,10 @@ def test_initial_values_and_dropout_of_the_maps():
     aggregator = Routing(Stack(2, 16, dropout=0.3, activation_dropout=0.2))
     for part in aggregator.maps:
         assert (part.dropout.p, part.activation_dropout.p) == (0.3, 0.2)
-        for matrix, ends in ((part.fc1.weight, 80), (part.fc2.weight, 80), (part.vote.weight, 32)):
-            assert 0.9 * (6 / ends) ** 0.5 < matrix.abs().max() <= (6 / ends) ** 0.5
+        matrices = (part.fc1.weight, part.fc2.weight, part.vote.weight)
+        assert all(is_uniform(matrix, (6 / sum(matrix.shape)) ** 0.5, 0.9) for matrix in matrices)
         assert not part.fc1.bias.any() and not part.fc2.bias.any()
     assert not aggregator.routing.beta_u.any() and not aggregator.routing.beta_a.any()
     assert [id(matrix) for matrix in aggregator.matrices()] == [
         id(part.weight) for layer in aggregator.maps for part in (layer.fc1, layer.fc2, layer.vote)
     ]
-
-
-@every_kind
-@either_norm
-def test_parameter_count_of_a_stack(kind, pre_norm):
-    """9 C^2 and biases a layer, beta of EM routing, one norm."""
-    for layers, dim in ((6, 512), (2, 32)):
-        with torch.device("meta"):
-            aggregator = Routing(Stack(layers, dim, pre_norm), kind=kind)
-        map_size = 9 * dim**2 + 5 * dim + (2 * dim if pre_norm else 0)
-        count = layers * map_size + 2 * dim + (2 * dim if kind == "em" else 0)
-        assert sum(parameter.numel() for parameter in aggregator.parameters()) == count

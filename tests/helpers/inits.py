@@ -56,7 +56,7 @@ def expected(method, options, side, layer, part, role, fan_out, fan_in, n, m, on
     if method == "deepnet":
         return "normal", math.sqrt(2 / (fan_in + fan_out)) * (deepnet_beta(side, n, m) if scaled else 1)
     if method == "tfixup":
-        return "uniform", gamma * (tfixup_factor(side, n, m) if scaled else math.sqrt(0.5))
+        return "uniform", gamma * (tfixup_factor(side, n, m) if scaled else 1 if part is None else math.sqrt(0.5))
     if options.get("depth_scaled_kind") == "gpt2":
         connections = 2 * n if side == "encoder" else 3 * m
         return "normal", 0.02 / math.sqrt(connections) if role in ("out_proj", "fc2") else 0.02

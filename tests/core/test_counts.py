@@ -1,0 +1,156 @@
+"""Exact numbers of parameters of options, at full size.
+
+Those of named architectures are in ``tests/plugin/test_architectures.py``.
+"""
+
+import pytest
+
+from fairseq_deep.plugin.architectures import ARCHITECTURES, count_parameters, stored_count
+from tests.helpers.decoder_attention import KINDS, LUNA
+from tests.helpers.flags import parse
+from tests.helpers.models import full_size, size_of
+
+C = 512
+PRE, POST = "transformer_prenorm_6l", "transformer_postnorm_6l"
+CONNECTIONS, ATTENTIONS, LAYERS = 30, 18, 12
+SSRU = (4 * C**2 + 4 * C) - (2 * C**2 + C)  # less than self-attention has
+GATE = 2 * C**2 + 2 * C  # of SDU and highway
+GRU = 6 * C**2 + 6 * C + (6 + 6) * 2 * C  # of MSC, with a norm for each block and each decoder layer
+DENSE = {  # the paper's 111.10 M and 356.38 M less its baselines' 88.01 M and 264.06 M
+    "": {"hierarchical": 23090176, "iterative": 31493120, "linear": 2 * 6 * C**2},
+    "_big": {"hierarchical": 92317696, "iterative": 125900800, "linear": 2 * 6 * 1024**2},
+}
+
+
+def routing(capsules_are_em, pre_norm):
+    """A map of 9 C^2 and its biases per encoder layer, with a norm before it in pre-norm stacks, and one norm above."""
+    return 6 * (9 * C**2 + 5 * C + 2 * C * pre_norm) + 2 * C * capsules_are_em + 2 * C * (1 - pre_norm)
+
+
+def luna(top):
+    """Untied: 3 C^2 more per encoder layer, 5 C^2 per decoder layer, with biases and norms, and l C for p."""
+    return 6 * (3 * C**2 + 5 * C) + 6 * (5 * C**2 + 7 * C) + top + LUNA["luna_length"] * C
+
+
+FUSIONS = [({"kind": "mean"}, 0), ({"kind": "learned"}, 6), ({"kind": "ffn"}, 7 * C * 2048 + 2048 + C),
+           ({"kind": "ffn", "hidden": 5}, 7 * C * 5 + 5 + C), ({"kind": "multi-hop"}, C * (C + 4) + 4 * C**2),
+           ({"kind": "multi-hop", "hidden": 7, "hops": 1}, 7 * (C + 1) + C**2)]  # fmt: skip
+# (architecture, flags, what they add to it)
+ADDED = [
+    (PRE, {"norm": "rms"}, -C * (6 * 2 + 6 * 3 + 2)),
+    (PRE, {"ffn": "swiglu"}, LAYERS * (3 * 1368 * C - 2 * 2048 * C - 2048 - C)),
+    (PRE, {"decoder_kv_heads": 2}, -12 * 2 * (C - 128) * (C + 1)),
+    (PRE, {"qk_norm": True}, ATTENTIONS * 2 * 64),
+    (PRE, {"attention_gate": "heads"}, ATTENTIONS * 8 * C),
+    (PRE, {"attention_gate": "features"}, ATTENTIONS * C**2),
+    (PRE, {"sub_norm": True}, ATTENTIONS * 2 * C + LAYERS * 2 * 2048),
+    (PRE, {"rotary_positions": True}, 0),
+    (PRE, {"value_residual": True}, 2 * (5 + 5)),
+    ("transformer_prenorm_6l1l", {"value_residual": True}, 2 * 5),
+    (PRE, {"residual": "sdu", "sdu_layers": 2}, (2 * 2 + 2 * 3) * GATE),
+    (PRE, {"encoder_residual": "sdu"}, 12 * GATE),
+    (POST, {"residual": "highway", "highway_form": "attention"}, CONNECTIONS * GATE),
+    (PRE, {"residual": "peri"}, CONNECTIONS * 2 * C),
+    (PRE, {"residual": "layerscale"}, CONNECTIONS * C),
+    *((POST, {"residual": name}, 0) for name in ("b2t", "branchnorm", "prores")),
+    *((PRE, {"residual": name}, 0) for name in ("completep", "layernorm-scaling", "mix-ln")),
+    ("transformer_prenorm_18l", {"layer_agg": "msc", "decoder_memory": "msc"}, GRU - 2 * C),  # no final norm
+    ("transformer_postnorm_18l", {"layer_agg": "msc", "decoder_memory": "msc"}, GRU),
+    *((f"{arch}{size}", {"layer_agg": name}, added) for arch in (PRE, POST) for size, table in DENSE.items()
+      for name, added in table.items()),
+    ("transformer_postnorm_12l", {"layer_agg": "gtrans"}, 4 + 2 * C),
+    (PRE, {"layer_agg": "hyper-connections", "hyper_connections_kind": "static"}, CONNECTIONS * (4 * 4 + 2 * 4)),
+    (PRE, {"layer_agg": "attention-residual", "decoder_attn": "merged"}, 55259136 - 61569024 + 2 * C * (12 + 12)),
+    *((PRE, {"layer_agg": "ode", "ode_method": name}, size) for name, size in (
+        ("rk2", 0), ("rk3", 0), ("rk4", 0), ("rk2-learned", 2 * C + 1), ("rk2-init", 2))),
+    *((PRE, {"layer_agg": "ode", "ode_method": "ema", "ode_order": order}, int(order > 1)) for order in (1, 2, 3, 4)),
+    *((arch, {"encoder_layer_agg": "routing", "routing_kind": kind}, routing(kind == "em", arch == PRE))
+      for arch in (PRE, POST) for kind in ("dynamic", "em")),
+    *((arch, {"layer_agg": "mlrf", **{f"mlrf_{key}": value for key, value in options.items()}}, size + norms)
+      for arch, norms in ((PRE, 2 * C * 6), (POST, 2 * C)) for options, size in FUSIONS),
+    (POST, LUNA, luna(-2 * C)),  # the last norm of p is not read
+    (PRE, LUNA, luna(2 * C)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arch, flags, added", ADDED, ids=str)
+def test_an_option_adds_exactly_so_many_parameters(arch, flags, added):
+    size = {"share_all_embeddings": True}
+    if arch.endswith("1l"):
+        arch, size = PRE, {**size, "decoder_layers": 1}
+    plain, model = (size_of(full_size(arch, 34040, **size, **more)) for more in ({}, flags))
+    assert model - plain == added
+
+
+# absolute numbers, with a joined vocabulary of that size
+LSTM, MATT = ("transformer_lstm_6l", 35628), ("transformer_matt_6l", 55022)
+GATES = 6 * C**2 + 6 * C
+SIZES = [  # the LSTM's paper counts one gate set, "gate-encdec", for most models
+    (*LSTM, {}, 71792640),
+    (*LSTM, {"lstm_share": "none"}, 87552000),
+    (*LSTM, {"lstm_share": "gate-encdec"}, 70216704),
+    (*LSTM, {"lstm_share": "all"}, 43961344),
+    (*LSTM, {"lstm_merge": "concat"}, 78870528),
+    (*LSTM, {"lstm_merge": "two"}, 89121792),
+    (*LSTM, {"lstm_ffn": 1}, 45014016 + GATES),
+    (*LSTM, {"lstm_share": "gate-encdec", "lstm_hidden": 1536}, 62340096),
+    (*LSTM, {"lstm_final_norm": True}, 71792640 + 2 * 2 * C),
+    (*LSTM, {"lstm_biases": True}, 71792640 + 2 * 3 * C + 12 * 5 * C),
+    (*LSTM, {"layer_agg": "rnn"}, 68640768),
+    (*LSTM, {"layer_agg": "rnn", "lstm_share": "all"}, 43961344 - GATES),
+]
+# of the paper on merged attention, whose code has an embedding bias of C numbers, which fairseq does not have
+ABLATIONS = {"self": 72310272, "average": 72304128, "average-ffn": 84902400, "merged": 66000384,
+             "merged-self": 72304128, "merged-average": 72297984, "merged-average-ffn": 84896256,
+             "ssru": 72310272 - 6 * SSRU}  # fmt: skip
+SIZES += [(*MATT, {"decoder_attn": "self", **KINDS[kind]}, size - C) for kind, size in ABLATIONS.items()]
+
+
+@pytest.mark.parametrize("arch, entries, flags, expected", SIZES, ids=str)
+def test_options_have_the_sizes_of_their_papers(arch, entries, flags, expected):
+    assert size_of(full_size(arch, entries, share_all_embeddings=True, **flags)) == expected
+
+
+# counts at the papers' vocabularies, dropout and attention dropout
+MERGED = {
+    "transformer_matt_6l": (66000384 - C, 0.1, 0.1),
+    "transformer_ds_matt_6l": (66000384 - C, 0.1, 0.1),
+    "transformer_ds_matt_12l12l": (103828992 - C, 0.3, 0.2),
+    "transformer_ds_matt_18l18l": (141657600 - C, 0.3, 0.2),
+    "transformer_ds_matt_20l20l": (154267136 - C, 0.3, 0.2),
+    "transformer_ds_matt_30l30l": (217314816 - C, 0.3, 0.2),
+    "transformer_ds_matt_12l12l_big": (358652928 - 2 * C, 0.3, 0.1),
+    "transformer_ds_matt_20l20l_big": (560192512 - 2 * C, 0.3, 0.1),
+}
+INITIALISED = {
+    "transformer_lipschitz_postnorm_18l18l": 150659072,
+    "transformer_ds_20l20l": 175299584,
+    "transformer_deepnet_18l18l": 61566976 + 12 * 7356416,  # 12 pairs of an encoder and a decoder layer more
+    "transformer_admin_18l18l": 61566976 + 12 * 7356416 + 18 * 5 * C,
+    "transformer_luna_encoder_6l": 61566976 + 6 * (3 * C**2 + 3 * C) + 5 * 2 * C + 16 * C,
+}
+
+
+@pytest.mark.parametrize("name, expected", [*((name, row[0]) for name, row in MERGED.items()), *INITIALISED.items()])
+def test_systems_have_the_sizes_of_their_papers(name, expected):
+    assert count_parameters(name) == stored_count(name) == expected
+
+
+ROWS = [row.name for row in ARCHITECTURES.values() if row.chosen["residual"] == "plain" and (
+    row.name in MERGED or row.chosen["deep_init"] not in ("fairseq", "xavier"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_presets_of_initialisations_are_the_published_ones(name):
+    args, method = parse("--arch", name), name.split("_")[1].replace("matt", "xavier")
+    pre_norm = method == "lipschitz" and "_postnorm" not in name
+    assert (args.deep_init, args.layer_agg) == (method, "residual")
+    assert (bool(args.encoder_normalize_before), bool(args.decoder_normalize_before)) == (pre_norm, pre_norm)
+    assert bool(args.layernorm_embedding) is (method == "lipschitz" and not pre_norm)
+    assert getattr(args, "decoder_attn", "self") == ("merged" if "matt" in name else "self")
+    dropouts = (0.1, 0.1) if method != "ds" or name.endswith("_6l") else (0.3, 0.2)
+    dropouts = (0.5, 0.3) if name.endswith("iwslt") else MERGED.get(name, (0, *dropouts))[1:]
+    assert (args.dropout, args.attention_dropout, args.activation_dropout) == (*dropouts, 0.1)
+    assert parse("--arch", name, "--deep-init", "xavier").deep_init == "xavier"
+    other = parse("--arch", name, "--layer-agg", "dlcl")  # takes only the options of the row's aggregator with it
+    assert {**vars(other), "layer_agg": "residual"} == vars(args)
