@@ -7,13 +7,22 @@ Each function takes ``make(**flags)``, which builds a narrow model without dropo
 import torch
 
 from tests.helpers.models import make_batch
+from tests.helpers.tensors import tensors_on_modules
 
 # a fresh 24-layer depth-wise LSTM amplifies the rounding of fp32 about a hundredfold
 NEAR = {"rtol": 1e-4, "atol": 1e-4}
 
 
+# fairseq's own: tables of positions, and a mask that grows
+KEPT = {"decoder._future_mask", "encoder.embed_positions.weights", "decoder.embed_positions.weights"}
+
+
 def features(model, source, lengths, target):
     return model(source, lengths, target)[0]
+
+
+def assert_nothing_stays_on_the_modules(model):
+    assert tensors_on_modules(model) <= KEPT
 
 
 def every_parameter_gets_a_finite_gradient(make, dictionary):
@@ -31,6 +40,7 @@ def every_parameter_gets_a_finite_gradient(make, dictionary):
         assert parameter.grad.isfinite().all(), key
         # a key bias shifts all scores of a query alike, so that its gradient is rounding only
         assert parameter.grad.any() or key.endswith("k_proj.bias"), key
+    assert_nothing_stays_on_the_modules(model)
 
 
 def a_loaded_model_gives_the_same_output(make, dictionary):
@@ -59,26 +69,26 @@ def incremental_decoding_equals_full_decoding(make, dictionary):
         for step in range(4, 7):
             last = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
             torch.testing.assert_close(last[:, -1], full[:, step - 1], **NEAR)
+    assert_nothing_stays_on_the_modules(model)
 
 
 def hypotheses_that_share_a_source_decode_as_alone(make, dictionary):
-    """As in beam search: two sentences of two hypotheses each, reordered, then one sentence that is left."""
+    """As in beam search: two sentences of two hypotheses each, reordered; then a sentence has one, and loses it."""
     model = make().eval()
-    source, lengths, target = make_batch(dictionary, lengths=(5, 3), target_lengths=(5, 5, 5, 5))
-    order = torch.tensor([1, 0, 2, 2])
+    source, lengths, target = make_batch(dictionary, lengths=(5, 3), target_lengths=(6, 6, 6, 6))
+    owner = torch.tensor([0, 0, 1, 1])
     with torch.no_grad():
-        encoder_out = model.encoder(source, lengths)
-        encoder_out, state = model.encoder.reorder_encoder_out(encoder_out, torch.tensor([0, 0, 1, 1])), {}
-        for step in range(1, 3):
+        encoder_out, state = model.encoder.reorder_encoder_out(model.encoder(source, lengths), owner), {}
+        for step, order in enumerate(([1, 0, 2, 2], [3, 2, 0, 1], [2, 0, 1], [1, 2]), start=1):
             model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)
-        for new_order in (order, torch.tensor([3, 2])):
-            model.decoder.reorder_incremental_state_scripting(state, new_order)
-            encoder_out = model.encoder.reorder_encoder_out(encoder_out, new_order)
-            target = target[new_order]
-        full = model.decoder(target, encoder_out=model.encoder(source[[1, 1]], lengths[[1, 1]]))[0]
-        for step in range(3, 6):
-            last = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
-            torch.testing.assert_close(last[:, -1], full[:, step - 1], **NEAR)
+            order = torch.tensor(order)
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            encoder_out, target = model.encoder.reorder_encoder_out(encoder_out, order), target[order]
+            owner = owner[order]
+            full = model.decoder(target, encoder_out=model.encoder(source[owner], lengths[owner]))[0]
+            ahead = {key: dict(cache) for key, cache in state.items()}
+            last = model.decoder(target[:, : step + 1], encoder_out=encoder_out, incremental_state=ahead)[0]
+            torch.testing.assert_close(last[:, -1], full[:, step], **NEAR)
 
 
 def padding_and_batch_composition_change_nothing(make, dictionary):
@@ -116,29 +126,59 @@ def activation_checkpointing_changes_nothing(make, dictionary):
         torch.testing.assert_close(recomputed, plain, rtol=1e-4, atol=1e-5)
 
 
+def hidden_states_lead_from_the_embedding_to_the_output(make, dictionary):
+    """The last is the output before final norms or, where a sum over layers follows, the output of the last layer.
+
+    Unless a layer gives more than a state: Luna's packed sequence, or several evaluations.
+    """
+    (source, lengths, target), model, returned = make_batch(dictionary), make().eval(), {}
+    for stack in (model.encoder, model.decoder):
+        stack.layers[-1].register_forward_hook(lambda _, args, output, stack=stack: returned.update({stack: output}))
+    with torch.no_grad():
+        encoded = model.encoder(source, lengths, return_all_hiddens=True)
+        features, extra = model.decoder.extract_features(target, encoder_out=encoded)
+    for stack, states, output in (
+        (model.encoder, encoded["encoder_states"], encoded["encoder_out"][0]),
+        (model.decoder, extra["inner_states"], features.transpose(0, 1)),
+    ):
+        assert len(states) == len(stack.layers) // stack.modules_per_layer + 1
+        assert all(state.shape == output.shape for state in states)
+        last = returned[stack][0] if isinstance(returned[stack], tuple) else returned[stack]
+        normalised = states[-1]
+        for norm in (getattr(stack.aggregator, "final_norm", None), stack.layer_norm):
+            normalised = normalised if norm is None else norm(normalised)
+        if last.shape == output.shape and stack.aggregator.num_evaluations == 1:
+            assert torch.allclose(normalised, output, **NEAR) or torch.equal(states[-1], last)
+
+
 def lower_precision_is_finite_and_near(make, dictionary):
     """All in bf16, and as under --amp, where layer outputs, norms and the embedding come in different types.
 
-    Near means: far below the spread of the outputs, at any depth. A model whose layers amplify every difference (fresh
-    depth-wise LSTMs from 12 layers on) is no nearer than what the rounding of its weights alone changes.
+    Near means: far below the spread of the outputs, at any depth, and for the gradient below half its size. A model
+    whose layers amplify every difference (untrained depth-wise LSTMs from 12 layers on) is no nearer than what the
+    rounding of its weights alone changes.
     """
     batch, model = make_batch(dictionary), make().train()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = features(model, *batch)
-    mixed.float().square().mean().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-        assert parameter.grad.dtype == parameter.dtype
-    model.eval().zero_grad()
-    with torch.no_grad():
-        exact = features(model, *batch)
-        half = features(model.bfloat16(), *batch)
-        rounded = features(model.float(), *batch)
+
+    def gradient(dtype=None):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is not None):
+            output = features(model, *batch)
+        output.float().square().mean().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+            assert parameter.grad.dtype == parameter.dtype, name
+        return output.detach(), torch.cat([parameter.grad.flatten().float() for parameter in model.parameters()])
+
+    exact, direction = gradient()
+    mixed, found = gradient(torch.bfloat16)
+    half, rough = (value.detach() for value in (model.bfloat16(), gradient())[1])
+    rounded, unavoidable = (model.float(), gradient())[1]
     assert half.dtype == torch.bfloat16
-    unavoidable = (rounded - exact).abs().mean()
-    for output in (half, mixed):
+    for output, grads in ((half, rough), (mixed, found)):
         assert output.isfinite().all() and not torch.equal(output.float(), exact)
-        assert (output.float() - exact).abs().mean() < max(0.1 * exact.std(), 4 * unavoidable)
+        assert (output.float() - exact).abs().mean() < max(0.1 * exact.std(), 4 * (rounded - exact).abs().mean())
+        assert (grads - direction).norm() < max(0.5 * direction.norm(), 4 * (unavoidable - direction).norm())
 
 
 INVARIANCES = {
@@ -150,6 +190,7 @@ INVARIANCES = {
         hypotheses_that_share_a_source_decode_as_alone,
         padding_and_batch_composition_change_nothing,
         activation_checkpointing_changes_nothing,
+        hidden_states_lead_from_the_embedding_to_the_output,
         lower_precision_is_finite_and_near,
     )
 }
