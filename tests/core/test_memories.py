@@ -1,4 +1,7 @@
-"""Decoder memories: equations and gradients, initial values, what each layer attends to, counts, beam search."""
+"""Decoder memories: equations and gradients, initial values, what each layer attends to.
+
+Beams are proven in ``test_methods.py``, counts in ``test_counts.py``.
+"""
 
 import functools
 import itertools
@@ -11,8 +14,8 @@ from fairseq_deep.core.memories.msc import GruCell, Msc, MscMemory
 from fairseq_deep.core.memories.transparent import Transparent
 from fairseq_deep.core.stack import Stack
 from tests.helpers.aggregators import make_layers, run
-from tests.helpers.generation import assert_lively, assert_same, generate, make_sample, prepare, strengthen
-from tests.helpers.models import POSTNORM, PRENORM, full_size, make_batch, size_of
+from tests.helpers.generation import strengthen
+from tests.helpers.models import POSTNORM, PRENORM
 from tests.helpers.tensors import DOUBLE, assert_same_gradients, randomise
 from tests.reference import naive_memories
 from tests.reference.naive_dlcl import layer_norm
@@ -20,8 +23,6 @@ from tests.reference.naive_dlcl import layer_norm
 T, B, C, L, M = 4, 2, 6, 6, 3
 TRANSPARENT, LAYERWISE = {"decoder_memory": "transparent"}, {"decoder_memory": "layerwise"}
 MSC = {"decoder_memory": "msc", "layer_agg": "msc"}
-KINDS = {"transparent": TRANSPARENT, "layerwise": LAYERWISE, "msc": MSC}
-HALF = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 NEAR = {"rtol": 1e-6, "atol": 1e-6}
 
 
@@ -85,7 +86,7 @@ def test_a_large_logit_of_the_last_layer_gives_the_plain_model(name, agg, build,
     torch.testing.assert_close(model(*batch)[0], plain(*batch)[0])
 
 
-@HALF
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_and_sums_of_half_precision_are_of_fp32(dtype):
     memory = randomise(Transparent(*stacks(), dropout=0.0))
     exact = memory.weight.detach().clone()
@@ -163,7 +164,6 @@ MODELS = {
     "layerwise": {**LAYERWISE, "encoder_layers": 5, "decoder_layers": 3},
     "msc": {**MSC, "encoder_layers": 6, "decoder_layers": 3, "decoder_embed_dim": 24},
     "msc-blocks": {**MSC, "encoder_layers": 4, "decoder_layers": 3, "msc_blocks": 2},
-    "layerwise-two": {**LAYERWISE, **TWO},
     "msc-two": {"decoder_memory": "msc", "encoder_layer_agg": "msc", **TWO},
     "transparent-lstm": {**TRANSPARENT, "layer_agg": "lstm", "encoder_ffn_embed_dim": 0, "decoder_ffn_embed_dim": 0},
     "transparent-merged": {**TRANSPARENT, "decoder_attn": "merged"},
@@ -207,69 +207,3 @@ def test_each_decoder_layer_attends_to_its_memory(kind, name, build, batch):
     assert len(seen) == len(model.decoder.layers) == model.encoder.memory.num_memories * count
     assert all(z is seen[index - index % count] for index, z in enumerate(seen)) and len({id(z) for z in seen}) > 1
     assert_equal(seen[::count], naive_model_memories(model.encoder, source), list(model.encoder.parameters()))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_initialisation_leaves_the_start_of_memories(kind, build):
-    starts = []
-    for init in ("fairseq", "lipschitz"):
-        encoder = build(PRENORM, deep_init=init, **KINDS[kind]).encoder
-        starts.append({**encoder.memory.state_dict(), **encoder.aggregator.state_dict()})
-    for before, after in zip(*(start.values() for start in starts)):
-        assert torch.equal(after, before) or float(after.std()) == pytest.approx(float(before.std()), rel=0.1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_memories_follow_their_sentences(kind, build, dictionary):
-    """Whether a beam shares its source, or an order tears hypotheses of a sentence apart."""
-    model = build(PRENORM, **KINDS[kind]).eval()
-    source, lengths, _ = make_batch(dictionary)
-    encoder, beams = model.encoder, torch.tensor([0, 0, 1, 1, 2, 2])
-    encoded = encoder(source, lengths)
-    shared = encoder.reorder_encoder_out(encoded, beams)
-    assert all(got is want for got, want in zip(shared["encoder_memories"], encoded["encoder_memories"]))
-    encoder.shares_sources = False
-    copied = encoder.reorder_encoder_out(encoded, beams)
-    encoder.shares_sources = True
-    for result, rows in (
-        (copied, beams),
-        (encoder.reorder_encoder_out(encoded, torch.tensor([2, 0])), torch.tensor([2, 0])),
-        (encoder.reorder_encoder_out(shared, torch.tensor([5, 4, 0, 0])), torch.tensor([2, 0])),
-        (encoder.reorder_encoder_out(shared, torch.tensor([3, 0, 5])), torch.tensor([1, 0, 2])),
-    ):
-        expected = encoder(source[rows], lengths[rows])["encoder_memories"]
-        assert len(result["encoder_memories"]) == len(expected) == 2
-        for got, want in zip(result["encoder_memories"], expected):
-            torch.testing.assert_close(got, want)
-
-
-@pytest.mark.parametrize("kinds", [*([kind] for kind in KINDS.values()), [TRANSPARENT, {}, MSC]], ids=str)
-def test_beam_search_equals_a_forward_with_repeated_sources(kinds, build, dictionary):
-    """fairseq's generator without caches, with a source for each hypothesis, is the reference; also of ensembles."""
-    models, sample = [build(PRENORM, **flags).eval() for flags in kinds], make_sample(dictionary)
-    for model in models:
-        strengthen(model.decoder.layers)
-        model.encoder.shares_sources = False
-    expected = generate(models, dictionary, sample, incremental=False)
-    assert_lively(expected)
-    for model in models:
-        model.encoder.shares_sources = True
-    assert_same(generate(models, dictionary, sample), expected)
-    for model in models:
-        prepare(model)
-    assert_same(generate(models, dictionary, sample), expected, attention=False)
-
-
-def test_exact_parameter_counts():
-    """17 x 6 weights of transparent attention; of MSC a GRU and a norm for each block and each decoder layer."""
-
-    def added(name, flags):
-        return size_of(full_size(name, 100, **flags)) - size_of(full_size(name, 100))
-
-    assert added("transformer_prenorm_16l", TRANSPARENT) == 17 * 6
-    shared = {"share_all_embeddings": True, "layernorm_embedding": True, **TRANSPARENT}
-    assert size_of(full_size("transformer_postnorm_16l", 35628, **shared)) == 93906022, "printed as 93.87M"
-    msc = 6 * 512**2 + 6 * 512 + (6 + 6) * 1024
-    assert added("transformer_prenorm_18l", MSC) == msc - 1024, "the encoder has no final norm"
-    assert added("transformer_postnorm_18l", MSC) == msc
-    assert added("transformer_prenorm_6l", LAYERWISE) == 0
