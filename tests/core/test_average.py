@@ -60,12 +60,6 @@ def test_half_precision_is_exact_to_its_last_digit(dtype, length, shift, steps):
     assert distance.max() <= 1 and distance.float().mean() < 1e-3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_wider_types_keep_theirs(dtype):
-    x, mean = torch.randn(5, 2, 4, dtype=dtype), RunningMean()
-    assert mean(x).dtype == torch.cat(list(run_steps(mean, x, torch.ones(2, 5, dtype=torch.bool)))).dtype == dtype
-
-
 class Sizes(TorchDispatchMode):
     """Records the largest number of entries of any tensor that comes into being."""
 
@@ -111,14 +105,3 @@ def test_dropout_acts_within_the_ffn_in_training_only():
     kept = dropped[alive] != 0
     assert kept.float().mean() == pytest.approx(0.5, abs=0.03)
     torch.testing.assert_close(dropped[alive][kept], 2 * whole[alive][kept])
-
-
-def test_start_values():
-    module = AverageAttention(32)
-    assert module.fc1 is None and module.fc2 is None, "its README: the FFN is redundant"
-    assert module.gate.weight.shape == (64, 64)
-    bound = (6 / 128) ** 0.5
-    assert 0.97 * bound < module.gate.weight.abs().max() <= bound
-    assert module.gate.bias.eq(0).all()
-    with_ffn = AverageAttention(32, 48)
-    assert (with_ffn.fc1.weight.shape, with_ffn.fc2.weight.shape) == ((48, 32), (32, 48))

@@ -10,8 +10,8 @@ from torch import nn
 from fairseq_deep.core.attention import MultiheadAttention, SharedBeamState, multihead
 from fairseq_deep.core.attention.beam_reorder import hypotheses_per_sentence, keep_sources, read_order
 from fairseq_deep.core.attention.cache import SourceCache, TargetCache, append, select
-from fairseq_deep.core.attention.steps import SHORT, by_column, softmax_, takes_rows
-from tests.helpers.models import make_batch, reorder_all
+from fairseq_deep.core.attention.steps import SHORT, by_column, softmax_
+from tests.helpers.models import reorder_all
 from tests.helpers.tensors import DOUBLE, Kernels, randomise
 
 C, H, KDIM, S = 8, 2, 6, 5
@@ -111,53 +111,6 @@ def test_gradients_pass_through_a_cache():
     cache.sum().backward()
     for step in (first, second):
         assert step.grad[:, 0].eq(0).all() and step.grad[:, 1].eq(2).all()
-
-
-# orders one after the other, and of each: the hypotheses that then share sources, and the sentences of these
-ORDERS = {
-    "a beam": [([0, 0, 1, 1, 2, 2], 6, [0, 1, 2]), ([1, 0, 2, 2, 5, 4], 6, [0, 1, 2]), ([1, 1, 4, 5], 4, [0, 2]),
-               ([3, 2], 2, [2])],
-    "one of each": [([0, 0, 1, 1, 2, 2], 6, [0, 1, 2]), ([0, 2, 4], 3, [0, 1, 2]), ([2, 1, 0], 3, [2, 1, 0])],
-    "torn apart": [([0, 0, 1, 1, 2, 2], 6, [0, 1, 2]), ([1, 2, 3, 0], 4, [0, 1, 1, 0]), ([3, 0], 2, [0, 0])],
-    "without beams": [([1, 1, 0], 3, [1, 1, 0]), ([0, 1, 0, 1, 2, 2], 6, [1, 1, 1, 1, 0, 0])],
-    "a beam later": [([2, 0, 1], 3, [2, 0, 1]), ([0, 0, 1, 1, 2, 2], 6, [2, 0, 1])],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("orders", ORDERS.values(), ids=ORDERS)
-@torch.no_grad()
-def test_sources_are_kept_once_per_sentence(orders, build, dictionary):
-    source, lengths, _ = make_batch(dictionary)
-    encoder = build("transformer_postnorm_2l2l_tiny").encoder.eval()
-    out = whole = encoder(source, lengths, return_all_hiddens=True)
-    for order, hypotheses, sentences in orders:
-        out = encoder.reorder_encoder_out(out, torch.tensor(order))
-        assert (out["hypotheses"][0].numel() if "hypotheses" in out else len(sentences)) == hypotheses
-        for name in ("encoder_out", "encoder_states", "encoder_padding_mask", "encoder_embedding", "src_lengths"):
-            assert len(out[name]) == len(whole[name]) > 0
-            for got, want in zip(out[name], whole[name]):
-                dim = 1 if name in ("encoder_out", "encoder_states") else 0
-                assert torch.equal(got, want.index_select(dim, torch.tensor(sentences))), name
-        if sentences == [0, 1, 2] and hypotheses == 6:
-            assert all(got is want for got, want in zip(out["encoder_out"], whole["encoder_out"])), "nothing is copied"
-        assert out["fc_results"] == out["src_tokens"] == [] and "hypotheses" not in whole
-
-
-@pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
-def test_hypotheses_of_one_source_attend_as_if_each_had_its_own(need_weights):
-    """Several positions at once; also every gradient."""
-    module = randomise(MultiheadAttention(C, H, kdim=KDIM)).double()
-    query, memory = (torch.randn(*shape, requires_grad=True, **DOUBLE) for shape in ((4, 6, C), (S, 2, KDIM)))
-    padding, added = torch.zeros(2, S, dtype=torch.bool), torch.randn(4, 6, C, **DOUBLE)
-    padding[1, :2] = True
-    owner = torch.arange(2).repeat_interleave(3)
-    actual = module(query, memory, padding, need_weights=need_weights, added=added)
-    expected = module(query, memory[:, owner], padding[owner], need_weights=need_weights, added=added)
-    torch.testing.assert_close(actual, expected)
-    sources, direction = [query, memory, *module.parameters()], torch.randn_like(query)
-    wanted = torch.autograd.grad(expected[0], sources, direction)
-    for want, got in zip(wanted, torch.autograd.grad(actual[0], sources, direction)):
-        torch.testing.assert_close(got, want)
 
 
 def test_joined_matrices_are_no_copies():
@@ -272,26 +225,6 @@ def test_a_new_order_copies_no_keys_unless_a_sentence_has_ended():
     assert places[0] == places[1] == places[2] != places[3]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)
-@with_and_without_grad
-def test_a_hypothesis_that_is_not_finite_harms_no_other(value, grad):
-    """Beam search drops it, and goes on with the others."""
-    module = randomise(MultiheadAttention(C, H, causal=True)).eval()
-    queries, outputs = torch.randn(3, 1, 4, C), []
-    queries[0, 0, 1] = value
-    with torch.set_grad_enabled(grad):
-        for together in (True, False):
-            beam_state, state = SharedBeamState(), {}
-            beam_state.largest_beam = 2 if together else 1
-            for query in queries:
-                step = beam_state(state, 2, query, torch.ones(4, 1, dtype=torch.bool))
-                assert step.mask.size(2) == beam_state.largest_beam
-                outputs.append(module(query, incremental_state=state, step=step)[0])
-                reorder_all(nn.ModuleList([beam_state, module]), state, torch.tensor([0, 0, 3, 2]))
-    for got, want in zip(outputs[:3], outputs[3:]):
-        torch.testing.assert_close(got, want, equal_nan=True, **NEAR)
-
-
 def test_one_hypothesis_a_sentence_or_too_many_have_keys_of_their_own():
     for sentences, count in ((3, 3), (2, 3), (2, 5), (0, 0), (4, 2), (2, 66)):
         beam_state, state = SharedBeamState(), {}
@@ -349,30 +282,3 @@ def test_softmax_of_short_rows(rows, entries, scale):
     scores[1] = float("nan")
     want = torch.softmax(scores, dim=-1)
     torch.testing.assert_close(softmax_(scores.clone()), want, equal_nan=True)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("autocast", [False, True])
-def test_a_step_without_gradients_is_one_with_them(masked, autocast):
-    """Attention to a source has a short way on a CPU; a mask and autocast are none of its business."""
-    module = randomise(MultiheadAttention(C, H, kdim=C)).eval()
-    query, memory = torch.randn(1, 6, C), torch.randn(5, 2, C)
-    mask = torch.zeros(3, 5).masked_fill_(torch.rand(3, 5) < 0.5, -1e4) if masked else None
-    outputs = []
-    for grad in (True, False):
-        with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            outputs.append(module(query, memory, attn_mask=mask, incremental_state={})[0].float())
-            assert takes_rows(module, query, memory, None) == (not grad and not autocast)
-    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
-
-
-def test_copies_of_one_hypothesis_share_its_sentence():
-    """As after the first step of a search, which has one hypothesis per sentence."""
-    shared, state = SharedBeamState(), {}
-    with torch.no_grad():
-        shared(state, 2, torch.zeros(1, 2, 4), torch.ones(2, 1, dtype=torch.bool))
-        order = shared.reorder(state, torch.tensor([0, 0, 0, 1, 1, 1]))
-        step = shared(state, 2, torch.zeros(1, 6, 4), torch.ones(6, 1, dtype=torch.bool))
-    assert order.copies == 3 and order.sources is None
-    assert step.mask.shape == (2, 1, 3, 2 * 3), "three hypotheses see the keys of their sentence"
-    assert step.mask.eq(0).sum(-1).eq(2).all(), "the first key once, and their own"

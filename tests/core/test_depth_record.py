@@ -42,16 +42,6 @@ def test_shares_are_those_of_the_gradient_of_the_whole_model(build, dictionary, 
     assert all(isinstance(value, float) and math.isfinite(value) for value in record.values())
 
 
-def test_whatever_scales_all_gradients_cancels(build, dictionary):
-    model = backward(build("transformer_dlcl_2l2l_tiny"), dictionary)
-    plain = depth_record(model)
-    shares = [name for name in plain if not name.startswith("dlcl_")]
-    assert sorted(shares) == ["dec_1", "dec_2", "embed", "enc_1", "enc_2", "ratio_dec", "ratio_enc"]
-    for parameter in model.parameters():
-        parameter.grad.mul_(4096.0)
-    assert depth_record(model) == pytest.approx(plain, rel=1e-5)
-
-
 def test_norms_that_fp16_cannot_hold(build):
     model = build("transformer_postnorm_2l2l_tiny").half()
     for parameter in model.parameters():
@@ -138,20 +128,3 @@ def test_gates_of_the_lstm(build):
         for value, name in enumerate(names, 1):
             assert record[f"lstm_{side}_{name}_gate"] == pytest.approx(factor * value * math.sqrt(size))
     assert not [name for name in depth_record(build("transformer_rnn_6l")) if name.startswith("lstm")]
-
-
-@pytest.mark.parametrize("name", ["transformer_dlcl_2l2l_tiny", "transformer_lstm_2l2l_tiny"])
-def test_one_transfer_brings_everything(build, dictionary, name, monkeypatch):
-    """Before the one call of ``cpu`` nothing is read on the host."""
-    model = backward(build(name), dictionary)
-    calls = []
-    for method in ("cpu", "item", "tolist", "__float__", "__bool__", "numpy"):
-        original = getattr(torch.Tensor, method)
-
-        def watched(tensor, *args, _method=method, _original=original, **options):
-            calls.append(_method)
-            return _original(tensor, *args, **options)
-
-        monkeypatch.setattr(torch.Tensor, method, watched)
-    assert depth_record(model)
-    assert calls[0] == "cpu" and calls.count("cpu") == 1

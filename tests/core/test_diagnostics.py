@@ -316,19 +316,6 @@ def words():
     return make_dictionary(2000)
 
 
-def test_forget_gates_at_one_half_make_positions_alike(words):
-    """0.5^L is left of what tells them apart; the default bias, 5, keeps it."""
-    shares = []
-    for bias in ({"lstm_forget_bias": 0.0}, {}):
-        torch.manual_seed(1)
-        size = {f"{side}_{key}": value for side in PARTS for key, value in (("layers", 12), ("embed_dim", 64))}
-        model = build_architecture("transformer_lstm_6l", words, **size, **bias).eval()
-        tokens = torch.randint(words.nspecial, len(words), (8, 12))
-        net_input = {"src_tokens": tokens, "src_lengths": torch.full((8,), 12), "prev_output_tokens": tokens}
-        shares.append(stream_statistics(model, net_input, words.pad())["between"]["encoder"][-1])
-    assert shares[0] < 0.01 < 0.1 < shares[1]
-
-
 def measured_at_start(words, seed, sentences=24, length=25, **flags):
     """(Var(r), beta_LN, beta_RC) of each part, mean over 12 fresh layers, and gradient norms, on words after Zipf."""
     torch.manual_seed(seed)

@@ -4,10 +4,8 @@ import pytest
 import torch
 from fairseq import search
 from fairseq.models.transformer_align import TransformerAlignModel
-from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 
-from fairseq_deep.core.attention import multihead
-from fairseq_deep.core.native import library
 from tests.helpers.generation import (
     LENGTHS,
     Restless,
@@ -19,7 +17,6 @@ from tests.helpers.generation import (
     strengthen,
 )
 from tests.helpers.models import fairseq_transformer, tiny_flags
-from tests.helpers.tensors import Kernels
 
 
 @pytest.fixture
@@ -120,42 +117,3 @@ def test_alignments_are_fairseqs(how, full_context, twins, dictionary):
         else:  # as text
             ours, theirs = (torch.tensor([list(map(float, row)) for row in one["alignment"]]) for one in (got, want))
             torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
-
-
-# of a step with 6 layers, and of the order of hypotheses before it; fairseq's own transformer has some 232 in all
-LAUNCHES = {
-    "transformer_prenorm_6l": (104, 5),
-    "transformer_postnorm_6l": (103, 5),
-    "transformer_matt_6l": (91, 11),
-}
-
-
-def one_kernel(q, *others):
-    """In place of fused attention: of its shape, in its memory layout."""
-    return q.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
-
-
-@pytest.mark.parametrize("name", LAUNCHES)
-@torch.no_grad()
-def test_a_step_asks_the_device_once_and_launches_little(name, build, dictionary, monkeypatch):
-    """With attention as on a GPU, without positions, of sentences that go on and caches that have room."""
-    monkeypatch.setattr(multihead, "fuses_steps", lambda q: True)
-    monkeypatch.setattr(multihead, "attend_fused", one_kernel)
-    monkeypatch.setattr(library, "enabled", False)
-    model = build(name, no_token_positional_embeddings=True).eval()
-    prepare(model)
-    ensemble = EnsembleModel([model])
-    tokens, sample = torch.randint(4, 40, (20, 20)), make_sample(dictionary)
-    encoded = ensemble.forward_encoder(sample["net_input"])
-    encoded = ensemble.reorder_encoder_out(encoded, torch.arange(5).repeat_interleave(4))
-    states, counts = [{}], []
-    for length in range(1, 13):
-        order = torch.arange(5).repeat_interleave(4) * 4 + torch.randint(4, (20,))
-        with Kernels() as reordering:
-            ensemble.reorder_incremental_state(states, order)
-            encoded = ensemble.reorder_encoder_out(encoded, order)
-        with Kernels() as step:
-            model.decoder(tokens[:, :length], encoder_out=encoded[0], incremental_state=states[0])
-        assert step.asked == 0 and reordering.asked == 1
-        counts.append((len(step.names), len(reordering.names)))
-    assert set(counts[2:]) == {LAUNCHES[name]}

@@ -4,7 +4,7 @@ import numpy
 import pytest
 import torch
 
-from fairseq_deep.core.search.hypotheses import Hypotheses, rank_by_gnmt
+from fairseq_deep.core.search.hypotheses import Hypotheses
 
 EOS, WORDS, NOTHING = 2, 9, -float("inf")
 
@@ -107,13 +107,3 @@ def test_every_rule_is_met_by_a_draw():
                 met.add("at the greatest length" if step == longest else "all have ended")
                 break
     assert len(met) == 4
-
-
-def test_the_rank_of_gnmt():
-    """Wu et al. 2016, Eq. 14: s / ((5 + length) / 6)^alpha."""
-    sentence = [{"tokens": torch.zeros(length), "score": torch.tensor(score)} for length, score in
-                ((1, -1.0), (13, -1.8), (7, -1.1))]  # fmt: skip
-    found = rank_by_gnmt([sentence], 0.5)[0]
-    assert [len(each["tokens"]) for each in found] == [7, 1, 13]
-    for each, want in zip(found, (-1.1 / 2**0.5, -1.0, -1.8 / 3**0.5)):
-        torch.testing.assert_close(each["score"], torch.tensor(want))

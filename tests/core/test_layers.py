@@ -118,13 +118,6 @@ def test_dropout_drops_what_fairseq_drops(side, pre_norm):
     assert torch.equal(run(ours, x, options)[0], run(ours, x, options, seed=4)[0])
 
 
-def test_relu_dropout_is_the_old_name():
-    _, ours = twins("encoder", relu_dropout=0.4)
-    assert ours.activation_dropout_module.p == 0.4
-    _, ours = twins("encoder", relu_dropout=0.4, activation_dropout=0.3)
-    assert ours.activation_dropout_module.p == 0.3
-
-
 NAMES = {"encoder": ["TransformerEncoderLayer", "TransformerEncoderLayerBase"],
          "decoder": ["TransformerDecoderLayer", "TransformerDecoderLayerBase"]}  # fmt: skip
 

@@ -8,7 +8,6 @@ import types
 
 import pytest
 import torch
-from torch import nn
 
 from fairseq_deep.core import decoder, encoder
 from fairseq_deep.core.attention import MultiheadAttention, masks, multihead
@@ -28,23 +27,6 @@ def padded(left=0, right=0):
     mask[1, :left] = True
     mask[2, T - right :] = True
     return mask
-
-
-def test_causal_needs_no_mask_where_nothing_else_is_added(monkeypatch):
-    given, module = [], MultiheadAttention(C, H).eval()
-    monkeypatch.setattr(multihead, "attend_fused", lambda q, k, v, bias, *rest: given.append((bias, rest[-1])) or v)
-    module(torch.randn(T, B, C), causal=True)
-    module(torch.randn(T, B, C), causal=True, key_padding_mask=padded(right=1))
-    assert given[0] == (None, True)
-    assert given[1][0].shape == (B, 1, T, T) and not given[1][1]
-
-
-def test_the_type_of_products_is_that_of_autocast():
-    x = torch.zeros(2, 3)
-    assert masks.product_type(x) == torch.float32
-    assert masks.product_type(x.half()) == torch.float16
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert masks.product_type(x) == torch.bfloat16 == nn.Linear(3, 3)(x).dtype
 
 
 @pytest.mark.parametrize("values", [False, True])

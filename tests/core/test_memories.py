@@ -75,7 +75,10 @@ def test_transparent_drops_logits_in_training_only():
     assert all(min(abs(share - other) for other in possible) < 1e-9 for share in shares)
 
 
-@pytest.mark.parametrize("agg", ["residual", "dlcl"])
+PLAIN = ["residual", "dlcl", "attention-residual", "hyper-connections", "residual-dual"]
+
+
+@pytest.mark.parametrize("agg", PLAIN)
 @pytest.mark.parametrize("name", [PRENORM, POSTNORM])
 def test_a_large_logit_of_the_last_layer_gives_the_plain_model(name, agg, build, batch):
     plain, model = build(name, layer_agg=agg).eval(), build(name, layer_agg=agg, **TRANSPARENT).eval()

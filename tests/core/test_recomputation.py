@@ -72,3 +72,22 @@ def test_the_inputs_of_layers_are_off_the_device_only_where_asked_for(form, buil
     model = build(TINY, **FORMS[form]).train()
     model(*batch)[0].sum().backward()
     assert ((torch.device("cpu"),) in asked) == (form == "offload")
+
+
+DDP = {
+    "ODE": ("transformer_prenorm_2l2l_tiny", {"layer_agg": "ode", "ode_method": "rk2-learned"}),
+    "value residual": ("transformer_postnorm_2l2l_tiny", {"value_residual": True, "decoder_attn": "merged-self"}),
+}
+
+
+@pytest.mark.parametrize("case", DDP)
+def test_data_parallel_training_sees_each_parameter_once(case, build, batch, process_group):
+    """A layer that is recomputed twice would be marked ready twice; a second pass fails if a gradient was missing."""
+    (arch, flags), found = DDP[case], []
+    for recompute, wrap in ((False, lambda model: model), (True, nn.parallel.DistributedDataParallel)):
+        torch.manual_seed(3)
+        wrapped = wrap(build(arch, **flags, dropout=0.1, checkpoint_activations=recompute).train())
+        for _ in range(2):
+            wrapped(*batch)[0].square().mean().backward()
+        found.append([parameter.grad for parameter in wrapped.parameters()])
+    torch.testing.assert_close(*found)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_deep.core.aggregators import position_sums
-from fairseq_deep.core.aggregators.running_sums import first_row, is_row, next_row
+from fairseq_deep.core.aggregators.running_sums import first_row, next_row
 from tests.helpers.tensors import DOUBLE
 
 T, B, C, K = 3, 2, 12, 20
@@ -131,46 +131,6 @@ def test_what_a_backward_pass_wants_is_freed_by_it(form):
     assert all(getattr(node.tape, name) is None for name in names) and not node.tape.entries
     with pytest.raises(RuntimeError, match="already been freed"):
         assert node.saved_tensors
-
-
-def test_two_stacks_at_once_do_not_meet():
-    y_0, (weights,) = leaves("running", 9)
-    alone = torch.autograd.grad(chained("running", y_0, [weights])[0][-1].sum(), y_0)[0]
-    one, other = first_row(y_0, weights.tril(), 9), first_row(2 * y_0, weights.tril(), 9)
-    for row in range(1, 9):
-        one, other = next_row(one, row, torch.tanh(one[0])), next_row(other, row, torch.tanh(other[0]))
-    torch.testing.assert_close(torch.autograd.grad(one[0].sum() + 0 * other[0].sum(), y_0)[0], alone)
-    y_0, (weights, _) = leaves("positions", 2)
-    one, other = (position_sums.start_tape(factor * y_0, 1, 2)[1] for factor in (1, 2))
-    (x, one), (_, other) = position_sums.read(one, weights), position_sums.read(other, weights)
-    torch.testing.assert_close(x, weights * y_0)
-    torch.testing.assert_close(position_sums.read(other, weights)[0], 2 * weights * y_0)
-    torch.testing.assert_close(torch.autograd.grad(x.sum(), y_0)[0], weights.expand(T, B, C))
-
-
-def test_more_rows_or_entries_than_announced_are_an_error():
-    y_0, (weights,) = leaves("running", 3)
-    state = first_row(y_0, weights, 3)
-    next_row(state, 1, y_0)
-    with pytest.raises(AssertionError, match="written once"):
-        next_row(state, 1, y_0)
-    y_0, (weights,) = leaves("positions", 1)
-    token = position_sums.start_tape(y_0, 1, 1)[1]
-    with pytest.raises(AssertionError, match="more entries"):
-        position_sums.append(token, y_0)
-    token = position_sums.read(token, weights)[1]
-    with pytest.raises(AssertionError, match="more rows"):
-        position_sums.read(token, weights)
-
-
-def test_the_state_tells_tokens_from_entries():
-    y_0, (weights,) = leaves("running", 3)
-    assert is_row(first_row(y_0, weights, 3)) and not is_row([weights, y_0])
-    assert position_sums.is_tape([y_0, position_sums.start_tape(y_0, 1, 1)[1]], 1)
-    assert not position_sums.is_tape([y_0, y_0], 1)
-    assert position_sums.learns(y_0.detach(), y_0)
-    with torch.no_grad():
-        assert not position_sums.learns(y_0)
 
 
 @every_group

@@ -114,13 +114,3 @@ def test_a_compiler_makes_one_graph_for_all_lengths():
 def test_later_positions_are_refused():
     with pytest.raises(UsageError, match="--decoder-attn ssru does not see later positions: omit"):
         Ssru(C)(torch.randn(T, B, C))
-
-
-def test_start_values():
-    """Glorot for each matrix, biases 0: 2 C^2 + C parameters."""
-    module = Ssru(64)
-    assert sum(parameter.numel() for parameter in module.parameters()) == 2 * 64**2 + 64
-    bound = (6 / 128) ** 0.5
-    for weight in (module.gate.weight, module.input_proj.weight):
-        assert 0.97 * bound < weight.abs().max() <= bound
-    assert module.gate.bias.eq(0).all()

@@ -78,7 +78,11 @@ def hypotheses_that_share_a_source_decode_as_alone(make, dictionary):
     source, lengths, target = make_batch(dictionary, lengths=(5, 3), target_lengths=(6, 6, 6, 6))
     owner = torch.tensor([0, 0, 1, 1])
     with torch.no_grad():
-        encoder_out, state = model.encoder.reorder_encoder_out(model.encoder(source, lengths), owner), {}
+        encoded, state = model.encoder(source, lengths), {}
+        encoder_out = model.encoder.reorder_encoder_out(encoded, owner)
+        for name in ("encoder_out", "encoder_memories"):
+            same = map(torch.Tensor.is_set_to, encoder_out.get(name, []), encoded.get(name, []))
+            assert all(same), "a source is copied"
         for step, order in enumerate(([1, 0, 2, 2], [3, 2, 0, 1], [2, 0, 1], [1, 2]), start=1):
             model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)
             order = torch.tensor(order)
