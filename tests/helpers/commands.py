@@ -15,9 +15,10 @@ from tests.helpers.paths import PACKAGE
 def run(*command, stdin=None, check=True, cwd=None, real=False, prepare=None, processes=1):
     """Run a console script of this environment with one thread; on failure, show what it printed.
 
-    It runs in a fork of a process that has imported what it needs; *real* starts it as a user does. *prepare*:
-    "module:function" and its arguments, called there before it. *processes*: of a training, that many, with their
-    places in the environment as torchrun gives them, and all that they printed.
+    The ended process that it returns has all output as ``text``. The command runs in a fork of a process that has
+    imported what it needs; *real* starts it as a user does. *prepare*: "module:function" and its arguments, called
+    there before it. *processes*: of a training, that many, with their places in the environment as torchrun gives
+    them, and all that they printed.
     """
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
@@ -30,6 +31,7 @@ def run(*command, stdin=None, check=True, cwd=None, real=False, prepare=None, pr
         done = server().call(line, stdin, cwd, env, prepare)
     else:
         done = subprocess.run(line, input=stdin, capture_output=True, text=True, env=env, timeout=300, cwd=cwd)
+    done.text = done.stdout + done.stderr
     if check and done.returncode:
         raise AssertionError(f"{' '.join(line)} exited {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return done
@@ -102,6 +104,26 @@ def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", sha
     ]  # fmt: skip
 
 
+def refusal(done):
+    """The last line of a command that must have ended with it, without a traceback and before the first update."""
+    assert done.returncode == 1 and "Traceback" not in done.text and "train_inner" not in done.text, done.text[-2000:]
+    return (done.stderr or done.stdout).strip().splitlines()[-1]
+
+
+def entries(done, tag="train_inner"):
+    """{update: {name: value}} of the json log of an ended process, without what has no value at that update."""
+    return entries_in(done.stdout + done.stderr, tag)
+
+
+def entries_in(log, tag="train_inner"):
+    """The same of the text of a json log."""
+    found = {}
+    for text in re.findall(rf"\| {tag} \| (\{{.*\}})", log):
+        entry = {name.replace(f"{tag}_", "", 1): value for name, value in json.loads(text).items()}
+        found[int(entry["num_updates"])] = {name: float(value) for name, value in entry.items() if value is not None}
+    return found
+
+
 def losses(done):
     """The training loss after each update, {update: loss}, of an ended process."""
     return losses_in(done.stdout + done.stderr)
@@ -109,19 +131,21 @@ def losses(done):
 
 def losses_in(log):
     """The same of the text of a json log."""
-    found = {}
-    for text in re.findall(r"train_inner \| (\{.*\})", log):
-        entry = json.loads(text)
-        found[int(entry["num_updates"])] = float(entry["loss"])
-    return found
+    return {update: entry["loss"] for update, entry in entries_in(log).items()}
+
+
+def saved(folder, name="checkpoint_last.pt"):
+    """A checkpoint, as fairseq stores it."""
+    import torch  # not in the processes that only start commands
+
+    return torch.load(folder / name, weights_only=False)
 
 
 def load_trained(path):
     """Models, settings and task of the checkpoint at *path*, with the data that its training had."""
-    import torch  # not in the processes that only start commands
-    from fairseq import checkpoint_utils
+    from fairseq import checkpoint_utils  # not in the processes that only start commands
 
-    data = torch.load(path, weights_only=False)["cfg"]["task"]["data"]
+    data = saved(path.parent, path.name)["cfg"]["task"]["data"]
     return checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides={"data": data})
 
 

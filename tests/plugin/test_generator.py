@@ -10,7 +10,6 @@ from fairseq import search
 from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
 
-from fairseq_deep.core.attention import multihead
 from fairseq_deep.core.attention.beams import LARGEST_BEAM
 from fairseq_deep.core.decoding import reduce_precision
 from fairseq_deep.core.native import functions, library, load
@@ -102,34 +101,31 @@ def test_hypotheses_are_fairseqs(settings, seed, lively, dictionary):
     ours, theirs = compare(lively(seed), dictionary, given, **options)
     if settings == "plain":
         assert len({len(hypothesis["tokens"]) for sentence in theirs for hypothesis in sentence}) > 3
-    for one, other in zip(ours, theirs):
-        for got, want in zip(one, other):
-            assert got.keys() == want.keys()
-            assert all(got[key].dtype == want[key].dtype and got[key].shape == want[key].shape for key in want)
-            got["positional_scores"].div_(math.log(2))  # as fairseq-generate does
+    for got, want in zip(sum(ours, []), sum(theirs, [])):
+        assert got.keys() == want.keys()
+        assert all(got[key].dtype == want[key].dtype and got[key].shape == want[key].shape for key in want)
+        got["positional_scores"].div_(math.log(2))  # as fairseq-generate does
 
 
+@pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("method", METHODS)
-def test_hypotheses_are_fairseqs_with_every_method(method, lively, dictionary):
-    """Also where the beam is so large that each hypothesis has keys of its own."""
+def test_hypotheses_are_fairseqs_with_every_method(method, kernels, lively, dictionary, monkeypatch):
+    """Also without C++ kernels, and where the beam is so large that each hypothesis has keys of its own."""
+    monkeypatch.setattr(library, "enabled", kernels)
     model = lively(**METHODS[method])
     compare(model, dictionary)
     model.decoder.beam_state.largest_beam = 2
     compare(model, dictionary)
 
 
-def test_hypotheses_of_an_ensemble_and_in_bf16(lively, dictionary):
-    model = lively(1)
-    compare([model, lively(2, layer_agg="dlcl")], dictionary, temperature=1.2)
-    reduce_precision(model.decoder, "bf16")
-    compare(model, dictionary)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_attention_weights_are_fairseqs(count, lively, dictionary):
-    models = [lively(seed) for seed in range(count)]
+def test_hypotheses_and_attention_of_an_ensemble_and_in_bf16(lively, dictionary):
+    models = [lively(1), lively(2, layer_agg="dlcl")]
+    compare(models, dictionary, temperature=1.2)
+    reduce_precision(models[0].decoder, "bf16")
+    compare(models[0], dictionary)
     for model in models:
         model.decoder.make_generation_fast_(need_attn=True)
+    compare(models[1], dictionary, attention=True)
     compare(models, dictionary, attention=True)
 
 
@@ -140,22 +136,6 @@ def test_what_the_search_does_not_know_is_left_to_fairseq(lively, build, diction
     stock = fairseq_transformer(dictionary, **tiny_flags("transformer_prenorm_6l"), encoder_layers=1, decoder_layers=1)
     for model in (adaptive, stock):
         compare(model.eval(), dictionary, searches=False)
-
-
-@pytest.mark.parametrize("flags", METHODS.values(), ids=METHODS)
-def test_steps_without_kernels_take_the_short_way(flags, lively, dictionary, monkeypatch):
-    monkeypatch.setattr(library, "enabled", False)
-    model, taken = lively(**flags), []
-    takes = multihead.takes_rows
-
-    def note(*args):
-        taken.append(takes(*args))
-        return taken[-1]
-
-    monkeypatch.setattr(multihead, "takes_rows", note)
-    Generator([model], dictionary, beam_size=4, max_len_b=14).generate([model], make_sample(dictionary, LENGTHS))
-    attentions = sum(isinstance(module, multihead.MultiheadAttention) for module in model.decoder.modules())
-    assert all(taken) and len(taken) > 5 * attentions
 
 
 def test_the_first_step_has_one_hypothesis_a_sentence(lively, dictionary):
@@ -171,11 +151,9 @@ def test_the_first_step_has_one_hypothesis_a_sentence(lively, dictionary):
 def test_a_sentence_without_probabilities_is_an_error(value, lively, dictionary):
     """fairseq's generator stops with an assertion that says nothing."""
     model, sample = lively(), make_sample(dictionary, (5, 4, 3))
-    with torch.no_grad():
-        model.encoder.embed_tokens.weight[int(sample["net_input"]["src_tokens"][1, 2])] = value
-    generator = Generator([model], dictionary, beam_size=4, max_len_b=14)
+    model.encoder.embed_tokens.weight.data[int(sample["net_input"]["src_tokens"][1, 2])] = value
     with pytest.raises(UsageError, match="no translation with a probability"):
-        generator.generate([model], sample)
+        Generator([model], dictionary, beam_size=4, max_len_b=14).generate([model], sample)
 
 
 def test_a_beam_is_at_most_as_large_as_the_dictionary(lively, dictionary):
@@ -191,25 +169,23 @@ def test_a_beam_is_at_most_as_large_as_the_dictionary(lively, dictionary):
 def test_a_hypothesis_that_is_not_finite_harms_no_other(lively, dictionary):
     """A word after which everything is NaN: fairseq, where each hypothesis has its own keys, is not disturbed by it."""
     model, sample = lively(), make_sample(dictionary, LENGTHS)
-    generator = SequenceGenerator([model], dictionary, beam_size=4, max_len_b=14)
+    options = {"beam_size": 4, "max_len_b": 14}
+    generator = SequenceGenerator([model], dictionary, **options)
     before = generator.generate([model], sample)
-    words = [int(hypothesis["tokens"][1]) for sentence in before for hypothesis in sentence]
-    embedding = copy.deepcopy(model.decoder.embed_tokens)
-    embedding.weight.data[max(set(words) - {dictionary.eos()}, key=words.count)] = math.nan
-    model.decoder.embed_tokens = embedding
+    words = [int(hypothesis["tokens"][1]) for hypothesis in sum(before, [])]
+    model.decoder.embed_tokens = copy.deepcopy(model.decoder.embed_tokens)
+    model.decoder.embed_tokens.weight.data[max({*words} - {dictionary.eos()}, key=words.count)] = math.nan
     model.decoder.beam_state.largest_beam = 0
     expected = generator.generate([model], sample)
     model.decoder.beam_state.largest_beam = LARGEST_BEAM
-    assert [len(sentence) for sentence in expected] == [4] * len(LENGTHS) and not same_words(before, expected)
-    ours = Generator([model], dictionary, beam_size=4, max_len_b=14)
-    assert_same(ours.generate([model], sample), expected, attention=False)
-    ours = Generator([model, model], dictionary, beam_size=4, max_len_b=14)
-    assert same_words(ours.generate([model, model], sample), expected)
+    assert [len(sentence) for sentence in expected] == [4] * len(LENGTHS) and tokens(before) != tokens(expected)
+    assert_same(Generator([model], dictionary, **options).generate([model], sample), expected, attention=False)
+    both = Generator([model, model], dictionary, **options).generate([model, model], sample)
+    assert tokens(both) == tokens(expected)
 
 
-def same_words(some, others):
-    pairs = [pair for one, other in zip(some, others) for pair in zip(one, other)]
-    return all(torch.equal(got["tokens"], want["tokens"]) for got, want in pairs)
+def tokens(found):
+    return [hypothesis["tokens"].tolist() for sentence in found for hypothesis in sentence]
 
 
 @pytest.mark.parametrize("generator", [Generator, SequenceGenerator])
@@ -217,42 +193,31 @@ def same_words(some, others):
 @pytest.mark.parametrize("beam", [2, 4])
 def test_no_ngram_is_repeated(beam, diverse, generator, lively, dictionary):
     """fairseq's own form compares with the padding behind a hypothesis on a CPU, and so finds nothing."""
-    model = lively()
+    model, sample = lively(), make_sample(dictionary, LENGTHS)
     more = {"search_strategy": search.DiverseBeamSearch(dictionary, 2, 0.5)} if diverse else {}  # fairseq's search
-    free, held = (
-        generator([model], dictionary, beam_size=beam, max_len_b=14, no_repeat_ngram_size=size, **more).generate(
-            [model], make_sample(dictionary, LENGTHS)
-        )
-        for size in (0, 2)
-    )
-
-    def repeats(found):
-        words = [each["tokens"].tolist() for sentence in found for each in sentence]
-        return [each for each in words if len(set(zip(each, each[1:]))) < len(each) - 1]
-
-    assert repeats(free) and not repeats(held)
+    repeats = []
+    for size in (0, 2):
+        made = generator([model], dictionary, beam_size=beam, max_len_b=14, no_repeat_ngram_size=size, **more)
+        found = tokens(made.generate([model], sample))
+        repeats.append(sum(len({*zip(each, each[1:])}) < len(each) - 1 for each in found))
+    assert repeats[0] and not repeats[1]
 
 
-@pytest.mark.parametrize("options", [{"topk": 1}, {"topp": 1e-6}], ids=str)
+@pytest.mark.parametrize("options", [{"sampling_topk": 1}, {"sampling_topp": 1e-6}], ids=str)
 def test_drawing_from_one_word_is_greedy_search(options, lively, dictionary):
     model, sample = lively(), make_sample(dictionary, LENGTHS)
-    kinds = {f"sampling_{name}": value for name, value in options.items()}
     drawn = Generator([model], dictionary, beam_size=3, max_len_b=14,
-                      search_strategy=search.Sampling(dictionary, **kinds))  # fmt: skip
+                      search_strategy=search.Sampling(dictionary, **options))  # fmt: skip
     greedy = Generator([model], dictionary, beam_size=1, max_len_b=14).generate([model], sample)
-    for sentence, (best,) in zip(drawn.generate([model], sample), greedy):
-        for each in sentence:
-            assert torch.equal(each["tokens"], best["tokens"])
-            torch.testing.assert_close(each["positional_scores"], best["positional_scores"])
+    assert_same(drawn.generate([model], sample), [3 * best for best in greedy], attention=False)
 
 
 def test_drawn_words_repeat_no_ngram_either(lively, dictionary):
     """Also hypotheses that have ended and go on for want of others, to which no word may be left."""
     options = {"beam_size": 4, "max_len_b": 14, "no_repeat_ngram_size": 1, "min_len": 2}
     generator = Generator([lively()], dictionary, search_strategy=search.Sampling(dictionary), **options)
-    found = generator.generate(generator.model.models, make_sample(dictionary, LENGTHS))
-    words = [each["tokens"].tolist() for sentence in found for each in sentence]
-    assert len(words) > 3 * len(LENGTHS) and all(len(set(each)) == len(each) for each in words)
+    found = tokens(generator.generate(generator.model.models, make_sample(dictionary, LENGTHS)))
+    assert len(found) > 3 * len(LENGTHS) and all(len({*each}) == len(each) for each in found)
 
 
 def test_words_are_drawn_by_their_probabilities():
@@ -262,13 +227,13 @@ def test_words_are_drawn_by_their_probabilities():
                             ({"sampling_topp": 0.7}, [2 / 3, 1 / 3, 0, 0])):  # fmt: skip
         asked = SearchOptions(beam=20000, sampling=True, **options)
         values, words, ranks = draw(logs, scores, asked)
-        shares = words.bincount(minlength=4) / 20000 if words.dim() == 1 else words[0].bincount(minlength=4) / 20000
+        shares = words.flatten().bincount(minlength=4) / 20000
         torch.testing.assert_close(shares, torch.tensor(wanted), atol=0.02, rtol=0)
         torch.testing.assert_close(values[0], logs[0][words[0]] - 3)
         assert not ranks.any()
 
 
-def test_the_task_builds_it_for_plain_beam_search_alone(build, dictionary):
+def test_the_task_builds_it_only_for_plain_beam_search(build, dictionary):
     task = DeepTranslationTask(DeepTranslationConfig(), dictionary, dictionary)
     model = build("transformer_postnorm_2l2l_tiny").eval()
     assert type(task.build_generator([model], argparse.Namespace(beam=4))) is Generator
@@ -277,6 +242,10 @@ def test_the_task_builds_it_for_plain_beam_search_alone(build, dictionary):
     assert not hasattr(task.build_generator([model], argparse.Namespace(score_reference=True)), "search")
     asked = task.build_generator([model], argparse.Namespace(beam=4), seq_gen_cls=SequenceGenerator)
     assert type(asked) is SequenceGenerator
+    for clash in ("unnormalized", "score_reference"):
+        with pytest.raises(UsageError, match="--gnmt-lenpen requires a search with normalised scores"):
+            task.cfg.gnmt_lenpen = True
+            task.build_generator([model], argparse.Namespace(beam=4, **{clash: True}))
 
 
 def gnmt_score(hypothesis, alpha):
@@ -307,20 +276,6 @@ def test_gnmts_length_penalty_ranks_the_same_hypotheses(asked, alpha, lively, di
     assert orders > 0, "another order than with length^1"
 
 
-@pytest.mark.parametrize("clash", [{"unnormalized": True}, {"score_reference": True}], ids=str)
-def test_gnmts_length_penalty_is_refused_where_it_would_not_be_used(clash, build, dictionary):
-    task = DeepTranslationTask(DeepTranslationConfig(gnmt_lenpen=True), dictionary, dictionary)
-    model = build("transformer_postnorm_2l2l_tiny").eval()
-    with pytest.raises(UsageError, match="--gnmt-lenpen requires a search with normalised scores"):
-        task.build_generator([model], argparse.Namespace(beam=4, **clash))
-
-
-def naive_candidates(logits, offsets, beam, count):
-    scores = (logits + offsets.view(-1, 1)).view(len(logits) // beam, -1)
-    values, places = scores.topk(count, dim=1)
-    return values, places % logits.size(1), places // logits.size(1)
-
-
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("beam", [1, 4, 7])
 @pytest.mark.parametrize("words", [40, 17 * BLOCK, 2000, 33 * BLOCK - 1, 33 * BLOCK + 1])
@@ -328,24 +283,22 @@ def naive_candidates(logits, offsets, beam, count):
 def test_candidates_are_the_best(beam, words, kernels, monkeypatch):
     """Also where a sentence's best are all in one block, or in the last words, which are no whole block."""
     monkeypatch.setattr(library, "enabled", kernels)
-    logits = torch.randn(6, beam, words)
+    logits, offsets = torch.randn(6, beam, words), torch.randn(6, beam)
     logits[1, :, BLOCK - 3 : BLOCK + 3] += 9.0
     logits[2, :, -BLOCK // 2 :] += 9.0
     logits[3, 0, : min(BLOCK, words)] += 9.0
     logits[4, -1, ::BLOCK] += 9.0
     logits[5, :, 20:] = -math.inf
-    offsets = torch.randn(6, beam)
     offsets[0, 1:] = -math.inf  # hypotheses that are out
-    logits, before = logits.view(-1, words), logits.view(-1, words).clone()
-    ran, run = [], functions.best_candidates
-    monkeypatch.setattr(functions, "best_candidates", lambda *args: ran.append(1) or run(*args))
-    got = best_candidates(logits, offsets, beam, 2 * beam)
+    before, ran, kernel = logits.clone(), [], functions.best_candidates
+    monkeypatch.setattr(functions, "best_candidates", lambda *args: ran.append(1) or kernel(*args))
+    got = best_candidates(logits.view(-1, words), offsets, beam, 2 * beam)
     assert bool(ran) == (kernels and load() is not None and words // BLOCK > 4 * beam)
-    want = naive_candidates(logits, offsets, beam, 2 * beam)
-    assert torch.equal(logits, before) and torch.equal(got[0], want[0])
-    likely = want[0] > -math.inf
-    for one, other in zip(got[1:], want[1:]):
-        assert torch.equal(one[likely], other[likely])
+    values, places = (logits + offsets.unsqueeze(2)).flatten(1).topk(2 * beam, dim=1)
+    assert torch.equal(logits, before) and torch.equal(got[0], values)
+    likely = values > -math.inf
+    for found, expected in zip(got[1:], (places % words, places // words)):
+        assert torch.equal(found[likely], expected[likely])
 
 
 @pytest.mark.parametrize("shift", [0.0, 50.0, -50.0, 200.0, -200.0])
