@@ -7,21 +7,11 @@ import pytest
 import torch
 from fairseq import safe_metric
 
-from tests.helpers.commands import losses, run, train_command
+from tests.helpers.commands import losses, run, saved, train_command
 
 ONE = ("--max-update", "1", "--lr", "1e-9")
 BLEU = ("--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 10}', "--best-checkpoint-metric", "bleu")
 MAXIMIZE = "--maximize-best-checkpoint-metric"
-
-
-@pytest.mark.parametrize("metric, maximize", [
-    ("bleu", True), ("en-de:bleu", True), ("chrf2", True), ("n_correct_accuracy", True), ("acc_and_f1", True),
-    ("loss", False), ("nll_loss", False), ("de-en:ppl", False), ("raw_wer", False), ("adversarial_loss", False),
-])  # fmt: skip
-def test_known_metrics_have_one_direction(metric, maximize):
-    check_direction(metric, maximize)
-    with pytest.raises(safe_metric.MetricError, match=f"--best-checkpoint-metric {metric}"):
-        check_direction(metric, not maximize)
 
 
 def check_direction(metric, maximize):
@@ -30,10 +20,19 @@ def check_direction(metric, maximize):
     safe_metric.check(cfg, Settings(post_validate=None), None)
 
 
-@pytest.mark.parametrize("metric", ["accuracy_error", "bleu_loss", "1-bleu", "neg_chrf", "score"])
-def test_other_names_may_have_any_direction(metric):
-    check_direction(metric, False)
-    check_direction(metric, True)
+@pytest.mark.parametrize("maximize, metrics", [
+    (True, "bleu en-de:bleu chrf2 n_correct_accuracy acc_and_f1"),
+    (False, "loss nll_loss de-en:ppl raw_wer adversarial_loss"),
+    (None, "accuracy_error bleu_loss 1-bleu neg_chrf score"),
+])  # fmt: skip
+def test_known_metrics_have_one_direction_and_others_any(maximize, metrics):
+    for metric in metrics.split():
+        for given in (True, False):
+            if maximize in (given, None):
+                check_direction(metric, given)
+            else:
+                with pytest.raises(safe_metric.MetricError, match=f"--best-checkpoint-metric {metric}"):
+                    check_direction(metric, given)
 
 
 def test_other_metrics_are_found_without_a_change_of_the_training(small, tmp_path):
@@ -42,30 +41,27 @@ def test_other_metrics_are_found_without_a_change_of_the_training(small, tmp_pat
     other = run(*train_command(small, tmp_path / "other", "--max-epoch", "2", *flags))
     assert losses(other) == losses(plain)
     two = (*ONE, "--best-checkpoint-metric", "ppl", "--distributed-backend", "gloo")
-    two = run(*train_command(small, tmp_path / "two", *two), processes=2)
-    assert "done training" in two.stdout + two.stderr
+    assert "done training" in run(*train_command(small, tmp_path / "two", *two), processes=2).text
 
 
 def test_as_many_of_the_best_checkpoints_are_kept_as_the_flag_says(small, tmp_path):
+    """The best ones, and as many where all are equal."""
     worse = ("--lr=-1e-3", "--lr-scheduler", "fixed")  # the loss rises
     run(*train_command(small, tmp_path, *worse, "--max-epoch", "4", "--keep-best-checkpoints", "2"))
     kept = {float(path.stem.rsplit("_", 1)[-1]) for path in tmp_path.glob("checkpoint.best_loss_*.pt")}
-    last = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)["extra_state"]
+    last = saved(tmp_path)["extra_state"]
     assert len(kept) == 2 and min(kept) == pytest.approx(last["best"], abs=2e-3) and max(kept) < last["val_loss"]
-
-
-def test_best_checkpoints_of_equal_values_are_kept(small, tmp_path):
     equal = ("--lr", "1e-12", "--max-epoch", "6", "--keep-best-checkpoints", "3", "--no-epoch-checkpoints")
-    run(*train_command(small, tmp_path, *equal))
-    assert len(list(tmp_path.glob("checkpoint.best_loss_*.pt"))) == 3
+    run(*train_command(small, tmp_path / "equal", *equal))
+    assert len(list((tmp_path / "equal").glob("checkpoint.best_loss_*.pt"))) == 3
 
 
 def test_a_resumed_run_with_another_metric_has_no_best_value(small, tmp_path):
     run(*train_command(small, tmp_path, "--max-update", "4"))
-    loss = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)["extra_state"]
+    loss = saved(tmp_path)["extra_state"]
     done = run(*train_command(small, tmp_path, "--max-update", "6", "--best-checkpoint-metric", "ppl"))
-    ppl = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)["extra_state"]
-    assert ppl["best"] > 2 * loss["best"] and "the best checkpoint so far is by loss, not ppl" in done.stdout
+    assert saved(tmp_path)["extra_state"]["best"] > 2 * loss["best"]
+    assert "the best checkpoint so far is by loss, not ppl" in done.stdout
 
 
 LONG_ONLY = """
@@ -96,12 +92,7 @@ def test_a_metric_of_few_batches_and_below_0(small, tmp_path):
 def test_bleu_of_empty_hypotheses_is_0(small, tmp_path):
     empty = (*BLEU[:2], '{"beam": 1, "max_len_a": 0, "max_len_b": 1, "min_len": 0}', *BLEU[3:], MAXIMIZE)
     done = run(*train_command(small, tmp_path, *ONE, *empty))
-    assert re.search(r'"valid_bleu": "0"', done.stdout + done.stderr)
-
-
-def weights(path, part=None):
-    state = torch.load(path, weights_only=False)
-    return state["extra_state"][part] if part else state["model"]
+    assert re.search(r'"valid_bleu": "0"', done.text)
 
 
 @pytest.mark.parametrize("start, more", [
@@ -110,13 +101,11 @@ def weights(path, part=None):
 def test_ema_starts_from_the_weights_of_a_checkpoint_without_ema(small, tmp_path, start, more):
     run(*train_command(small, tmp_path / "old", "--max-update", "6", *more[1:]))
     old = tmp_path / "old/checkpoint_last.pt"
-    before = weights(old)
+    before = saved(tmp_path / "old")["model"]
     new, flags = (tmp_path / "old", ()) if start == "resume" else (tmp_path / "new", (start, old))
     run(*train_command(small, new, "--max-update", "9", "--store-ema", "--ema-decay", "1", *more, *flags))
-    ema = weights(new / "checkpoint_last.pt", "ema")
-    assert before.keys() == ema.keys()
-    for name, value in before.items():
-        assert torch.equal(ema[name], value), name
+    ema = saved(new)["extra_state"]["ema"]
+    assert before.keys() == ema.keys() and all(torch.equal(ema[name], value) for name, value in before.items())
 
 
 def test_the_default_checkpoint_may_be_named_before_it_exists(small, tmp_path):
@@ -124,4 +113,4 @@ def test_the_default_checkpoint_may_be_named_before_it_exists(small, tmp_path):
     run(*train_command(small, tmp_path, *ONE, *flags))
     (tmp_path / "checkpoint_last.pt").rename(tmp_path / "other.pt")
     done = run(*train_command(small, tmp_path, *ONE, "--restore-file", "other.pt"), check=False)
-    assert f"--restore-file other.pt: no such file; give {tmp_path}/other.pt, or omit it" in done.stdout + done.stderr
+    assert f"--restore-file other.pt: no such file; give {tmp_path}/other.pt, or omit it" in done.text

@@ -1,15 +1,12 @@
 """``--log-depth-interval`` in fairseq's own training log, against gradients recomputed from the checkpoints."""
 
-import json
 import math
-import re
 import struct
 
 import pytest
-import torch
 
-from fairseq_deep.core.diagnostics import stream_statistics
-from tests.helpers.commands import EXACT, load_trained, run, train_command
+from fairseq_deep.core.diagnostics import depth_record, stream_statistics
+from tests.helpers.commands import EXACT, entries, load_trained, run, train_command
 
 SIDES = {"enc": "encoder", "dec": "decoder"}
 FLAGS = (*EXACT, "--disable-validation")
@@ -19,17 +16,9 @@ NORMS = ("gnorm_", "ratio_")
 DIGITS = {"rel": 1e-3, "abs": 1e-4}  # the log has 4 decimals
 
 
-def train(data, folder, *flags, arch=POST, **options):
-    return run(*train_command(data, folder, *FLAGS, *flags, arch=arch), **options)
-
-
-def entries(done, tag="train_inner"):
-    """{update: {name: value}} of the json log, without what has no value at that update."""
-    found = {}
-    for text in re.findall(rf"\| {tag} \| (\{{.*\}})", done.stdout + done.stderr):
-        entry = {name.replace("train_", "", 1): value for name, value in json.loads(text).items()}
-        found[int(entry["num_updates"])] = {name: float(value) for name, value in entry.items() if value is not None}
-    return found
+def train(data, folder, *flags, arch=POST, tag="train_inner", **options):
+    """The entries of the log, {update: {name: value}}."""
+    return entries(run(*train_command(data, folder, *FLAGS, *flags, arch=arch), **options), tag)
 
 
 def depth(entry):
@@ -60,7 +49,7 @@ def gradients(checkpoint, batches):
     return {name: parameter.grad.double() / words for name, parameter in model.named_parameters()}
 
 
-def expected_norms(grads):
+def expected_norms(grads, layers=2):
     """What the log should say of the gradients *grads*, from the names of the parameters alone."""
 
     def norm(*prefixes):
@@ -68,7 +57,7 @@ def expected_norms(grads):
 
     found = {"gnorm": norm(""), "gnorm_embed": norm("encoder.embed_tokens.", "decoder.embed_tokens.")}
     for short, side in SIDES.items():
-        norms = [norm(f"{side}.layers.{index}.") for index in range(2)]
+        norms = [norm(f"{side}.layers.{index}.") for index in range(layers)]
         found.update({f"gnorm_{short}_{number}": value for number, value in enumerate(norms, 1)})
         found[f"ratio_{short}"] = norms[0] / norms[-1]
     return found
@@ -87,58 +76,50 @@ def logged(request, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     arch, flags = CASES[request.param]
     flags = ("--max-update", "4", "--log-depth-interval", "1", "--tensorboard-logdir", folder / "board", *flags)
-    return request.param, folder, entries(train(data, folder, *EVERY, *flags, arch=arch))
+    found = train(data, folder, *EVERY, *flags, arch=arch)
+    assert set(found) == {1, 2, 3, 4}
+    return request.param, folder, found, 2 if "--update-freq" in flags else 1
 
 
 def test_norms_are_those_of_the_gradients(logged):
-    """Summed over accumulated batches, divided by the number of words, and before clipping."""
-    case, folder, found = logged
-    assert set(found) == {1, 2, 3, 4}
-    accumulated = 2 if "--update-freq" in CASES[case][1] else 1
+    """Summed over accumulated batches, divided by the number of words, and before clipping.
+
+    The share of variance between positions is that of the first batch before the update.
+    """
+    _, folder, found, accumulated = logged
     for update in (2, 3):
         batches = range((update - 1) * accumulated, update * accumulated)
-        expected = expected_norms(gradients(folder / f"checkpoint_1_{update - 1}.pt", batches))
+        checkpoint = folder / f"checkpoint_1_{update - 1}.pt"
+        expected = expected_norms(gradients(checkpoint, batches))
         assert found[update]["gnorm"] == pytest.approx(expected.pop("gnorm"), abs=6e-4)  # fairseq's has 3 decimals
         logged_norms = {name: value for name, value in depth(found[update]).items() if name.startswith(NORMS)}
         assert logged_norms == pytest.approx(expected, **DIGITS) and min(expected.values()) > 0
-        if "clip" in case or case == "lstm":
-            assert found[update]["gnorm"] > 0.2, "clipping has something to do"
-
-
-def test_streams_are_those_of_the_first_batch(logged):
-    """The share of variance between positions, as ``stream_statistics`` finds it before the update."""
-    case, folder, found = logged
-    accumulated = 2 if "--update-freq" in CASES[case][1] else 1
-    for update in (2, 3):
-        model, [sample], _ = loaded(folder / f"checkpoint_1_{update - 1}.pt", [(update - 1) * accumulated])
+        assert found[update]["gnorm"] > 0.2, "clipping has something to do"
+        model, [sample], _ = loaded(checkpoint, batches[:1])
         shares = stream_statistics(model, sample["net_input"], model.encoder.padding_idx)["between"]
-        expected = {f"between_{short}": shares[side][-1] for short, side in SIDES.items()}
-        assert {name: found[update][name] for name in expected} == pytest.approx(expected, rel=2e-3)
-        assert 0.01 < min(expected.values())
+        between = {f"between_{short}": shares[side][-1] for short, side in SIDES.items()}
+        assert {name: found[update][name] for name in between} == pytest.approx(between, rel=2e-3)
+        assert 0.01 < min(between.values())
+
+
+def test_norms_that_vanish_are_shown(data, tmp_path):
+    """In a deep post-norm decoder the first layers' gradients are a thousand times smaller than the last ones'."""
+    deep = ("--encoder-layers", "24", "--decoder-layers", "24", "--deep-init", "xavier")
+    found = train(data, tmp_path, *EVERY, *deep, "--max-update", "2", "--log-depth-interval", "1")
+    expected = expected_norms(gradients(tmp_path / "checkpoint_1_1.pt", [1]), layers=24)
+    assert expected["gnorm_dec_1"] < 1e-3 * expected["gnorm_dec_24"]
+    for name in ("gnorm_dec_1", "gnorm_dec_2", "gnorm_enc_1", "ratio_dec"):
+        assert found[2][name] == pytest.approx(expected[name], rel=0.01), name
 
 
 def test_weights_of_the_aggregators_are_those_after_the_update(logged):
-    case, folder, found = logged
+    """They are the summary of the saved model, which ``tests/core/test_depth_record.py`` compares by hand."""
+    case, folder, found, _ = logged
     for update in (1, 3):
-        state = torch.load(folder / f"checkpoint_1_{update}.pt", weights_only=False)["model"]
-        expected = {}
-        for short, side in SIDES.items():
-            if case == "dlcl":
-                weight = state[f"{side}.history.weight"].abs().double()
-                bands = {"newest": [(0, 0), (1, 1), (2, 2)], "previous": [(1, 0), (2, 1)], "older": [(2, 0)],
-                         "embedding": [(0, 0), (1, 0), (2, 0)]}  # fmt: skip
-                for band, places in bands.items():
-                    mean = sum(float(weight[place]) for place in places) / len(places)
-                    expected[f"dlcl_{short}_{band}"] = mean
-            elif case == "lstm":
-                names = [name for name in state if re.match(rf"{side}\.history\.gates\.\d+\.weight", name)]
-                assert names
-                for index, gate in enumerate(("input", "forget", "output")):
-                    matrices = [state[name].double().chunk(3)[index] for name in names]
-                    norm = math.sqrt(sum(float(matrix.square().sum()) for matrix in matrices))
-                    expected[f"lstm_{short}_{gate}_gate"] = norm
-        actual = {name: value for name, value in found[update].items() if name.startswith(("dlcl_", "lstm_"))}
-        assert actual == pytest.approx(expected, **DIGITS)
+        [model], *_ = load_trained(folder / f"checkpoint_1_{update}.pt")
+        expected, actual = ({name: value for name, value in record.items() if name.startswith(("dlcl_", "lstm_"))}
+                            for record in (depth_record(model), found[update]))  # fmt: skip
+        assert actual == pytest.approx(expected, **DIGITS) and bool(expected) == (case != "clipped")
 
 
 def scalars(folder):
@@ -156,7 +137,7 @@ def scalars(folder):
 
 
 def test_tensorboard_has_what_the_json_log_has(logged):
-    _, folder, found = logged
+    _, folder, found, _ = logged
     shown = scalars(folder / "board" / "train_inner")
     for update, entry in found.items():
         assert len(depth(entry)) >= 7
@@ -165,7 +146,7 @@ def test_tensorboard_has_what_the_json_log_has(logged):
 
 
 def test_without_the_flag_nothing_is_logged(data, tmp_path):
-    found = entries(train(data, tmp_path, "--max-update", "2", "--no-save", arch=DLCL))
+    found = train(data, tmp_path, "--max-update", "2", "--no-save", arch=DLCL)
     assert set(found) == {1, 2} and not any(depth(entry) for entry in found.values())
     assert all(entry["gnorm"] > 0 for entry in found.values())
 
@@ -174,13 +155,12 @@ def test_without_the_flag_nothing_is_logged(data, tmp_path):
 def whole(data, tmp_path_factory):
     """The log of 6 updates with everything at each of them."""
     flags = ("--max-update", "6", "--no-save", "--log-depth-interval", "1")
-    return entries(train(data, tmp_path_factory.mktemp("whole"), *flags, arch=DLCL))
+    return train(data, tmp_path_factory.mktemp("whole"), *flags, arch=DLCL)
 
 
 def test_every_second_update(data, tmp_path, whole):
     """While fairseq's own log has an entry for each; what is logged does not change what is learned."""
-    flags = ("--max-update", "6", "--no-save", "--log-depth-interval", "2")
-    found = entries(train(data, tmp_path, *flags, arch=DLCL))
+    found = train(data, tmp_path, "--max-update", "6", "--no-save", "--log-depth-interval", "2", arch=DLCL)
     assert set(found) == set(range(1, 7))
     for update, entry in found.items():
         assert entry["loss"] == whole[update]["loss"] and entry["gnorm"] == whole[update]["gnorm"]
@@ -189,50 +169,25 @@ def test_every_second_update(data, tmp_path, whole):
 
 def test_entries_of_several_updates_have_means(data, tmp_path, whole):
     flags = ("--max-update", "4", "--no-save", "--log-depth-interval", "2", "--log-interval", "4")
-    found = entries(train(data, tmp_path, *flags, arch=DLCL))
-    assert set(found) == {4}
+    [(update, entry)] = train(data, tmp_path, *flags, arch=DLCL).items()
     means = {name: (value + depth(whole[4])[name]) / 2 for name, value in depth(whole[2]).items()}
-    assert depth(found[4]) == pytest.approx(means, rel=0.1, abs=1e-3)
+    assert update == 4 and depth(entry) == pytest.approx(means, rel=0.1, abs=1e-3)
 
 
 def test_an_epoch_shorter_than_the_interval(data, tmp_path):
     """Of epochs of two updates every second one has none of its own to log."""
     flags = ("--update-freq", "4", "--max-epoch", "4", "--no-save", "--log-depth-interval", "4")
-    found = entries(train(data, tmp_path, *flags, "--log-interval", "100"), tag="train")
-    assert set(found) == {2, 4, 6, 8}
+    found = train(data, tmp_path, *flags, "--log-interval", "100", tag="train")
     assert {update: bool(depth(entry)) for update, entry in found.items()} == {2: False, 4: True, 6: False, 8: True}
-
-
-def test_a_resumed_run_logs_what_an_uninterrupted_one_does(data, tmp_path, whole):
-    first, second = (
-        entries(train(data, tmp_path, "--max-update", last, "--log-depth-interval", "1", arch=DLCL))
-        for last in ("3", "6")
-    )
-    assert (set(first), set(second)) == ({1, 2, 3}, {4, 5, 6})
-    for update, entry in {**first, **second}.items():
-        assert depth(entry) == depth(whole[update]), update
 
 
 SHORT = ("--max-update", "3", "--no-save", "--log-depth-interval", "1")
 
 
-@pytest.fixture(scope="module")
-def alone(data, tmp_path_factory):
-    return entries(train(data, tmp_path_factory.mktemp("alone"), *SHORT, "--update-freq", "2", arch=DLCL))
-
-
-@pytest.mark.parametrize("backend", ["legacy_ddp", "pytorch_ddp"])
-def test_two_processes_log_what_one_with_twice_the_accumulation_does(data, tmp_path, alone, backend):
-    distributed = ("--distributed-backend", "gloo", "--ddp-backend", backend)
-    both = entries(train(data, tmp_path, *SHORT, *distributed, arch=DLCL, processes=2))
-    assert set(both) == set(alone) == {1, 2, 3}
-    for update, entry in both.items():
-        assert depth(entry) == pytest.approx(depth(alone[update]), rel=2e-3, abs=2e-4)
-
-
-def test_reduced_precision_logs_norms_of_the_same_size(data, tmp_path, whole):
+@pytest.mark.parametrize("flag", ["--memory-efficient-fp16", "--bf16"])
+def test_reduced_precision_logs_norms_of_the_same_size(data, tmp_path, whole, flag):
     """Gradients of fp16 are those of a scaled loss."""
-    found = entries(train(data, tmp_path, *SHORT, "--memory-efficient-fp16", arch=DLCL))
+    found = train(data, tmp_path, *SHORT, flag, arch=DLCL)
     assert set(found) == {1, 2, 3}
     for update, entry in found.items():
         assert depth(entry) == pytest.approx(depth(whole[update]), rel=0.05, abs=2e-3)

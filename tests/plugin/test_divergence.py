@@ -4,12 +4,11 @@ import math
 from types import SimpleNamespace
 
 import pytest
-import torch
 from fairseq import safe_numbers
 
 from fairseq_deep.recipes.compare import results
 from tests.helpers import faults
-from tests.helpers.commands import PACKAGE, losses_in, run, train_command
+from tests.helpers.commands import PACKAGE, losses, losses_in, run, saved, train_command
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150", "--no-epoch-checkpoints")
 
@@ -37,7 +36,9 @@ def test_a_learning_rate_that_is_far_too_high(small, tmp_path):
 @pytest.mark.parametrize("name, value, backward, place", [
     ("encoder.layers.1.fc1", math.nan, False, "first the output of encoder.layers.1.fc1"),
     ("decoder.layers.0.self_attn", math.inf, False, "first the output of decoder.layers.0.self_attn"),
+    ("decoder.output_projection", math.nan, False, "first the output of decoder.output_projection"),
     ("encoder.layers.0.fc2", math.inf, True, "first the gradient of the output of encoder.layers.0.fc"),
+    ("decoder.layers.1.encoder_attn", math.nan, True, "first the gradient of the output of "),
 ])  # fmt: skip
 def test_the_module_where_it_began_is_named(small, tmp_path, name, value, backward, place):
     poison = (name, value, [3], backward)
@@ -46,38 +47,33 @@ def test_the_module_where_it_began_is_named(small, tmp_path, name, value, backwa
     assert_one_line(status, text, "diverged in update 3: the gradient is not finite; ", place)
 
 
-def last(folder):
-    return torch.load(folder / "checkpoint_last.pt", weights_only=False)
+def updates_of(folder):
+    return saved(folder)["optimizer_history"][-1]["num_updates"]
 
 
 REWIND = ("--on-divergence", "rewind", "--save-interval-updates", "2")
 MIDDLE = "encoder.layers.1.fc1"
 
 
-def test_it_goes_back_and_leaves_the_data_out(small, tmp_path):
+def test_a_rewound_run_leaves_the_data_out(small, tmp_path):
     clean = tmp_path / "clean"
     assert start(small, clean)[0] == 0
-    updates = last(clean)["optimizer_history"][-1]["num_updates"]
     status, text = start(small, tmp_path / "save", *REWIND, poison=(MIDDLE, math.nan, [4]))
-    assert status == 0, text[-2000:]
-    assert "diverged in update 4" in text
+    assert status == 0 and "diverged in update 4" in text, text[-2000:]
     assert "checkpoint_last.pt, update 2; data read since then is skipped" in text
-    state = last(tmp_path / "save")
-    assert state["optimizer_history"][-1]["num_updates"] == updates - 2, "of update 3 and of the one that diverged"
-    assert all(torch.isfinite(value).all() for name, value in state["model"].items() if "_float_tensor" not in name)
+    assert updates_of(tmp_path / "save") == updates_of(clean) - 2, "of update 3 and of the one that diverged"
+    model = saved(tmp_path / "save")["model"]
+    assert all(value.isfinite().all() for name, value in model.items() if "_float_tensor" not in name)
 
 
-def test_it_gives_up_where_going_back_does_not_help(small, tmp_path):
-    status, text = start(small, tmp_path / "save", *REWIND, "--max-epoch", "9", poison=(MIDDLE, math.nan, [3] * 9))
-    assert_one_line(status, text, "diverged in update 3", "this happened again after 3 rewinds")
-    assert text.count("rewound to") == 3 and last(tmp_path / "save")["optimizer_history"][-1]["num_updates"] == 2
-
-
-def test_later_divergences_are_counted_from_zero(small, tmp_path):
-    poison = (MIDDLE, math.nan, [3, 3, 5, 5, 5, 7])
-    status, text = start(small, tmp_path / "save", *REWIND, "--max-epoch", "9", "--max-update", "8", poison=poison)
-    assert status == 0 and text.count("rewound to") == 6, text[-2000:]
-    assert last(tmp_path / "save")["optimizer_history"][-1]["num_updates"] == 8
+@pytest.mark.parametrize("updates, rewinds, last", [([3] * 9, 3, 2), ([3, 3, 5, 5, 5, 7], 6, 8)], ids=["same", "later"])
+def test_a_run_gives_up_only_where_rewinds_do_not_help(small, tmp_path, updates, rewinds, last):
+    """After three at one place; later divergences are counted from zero."""
+    flags = (*REWIND, "--max-epoch", "9", "--max-update", "8")
+    status, text = start(small, tmp_path / "save", *flags, poison=(MIDDLE, math.nan, updates))
+    if last == 2:
+        assert_one_line(status, text, "diverged in update 3", "this happened again after 3 rewinds")
+    assert status == (last == 2) and text.count("rewound to") == rewinds and updates_of(tmp_path / "save") == last
 
 
 POISON = """
@@ -97,11 +93,11 @@ def test_two_processes_go_back_together(small, tmp_path):
     flags = ("--distributed-backend", "gloo", "--ddp-backend", "pytorch_ddp", "--max-tokens", "80", "--max-epoch", "2")
     command = train_command(small, tmp_path / "save", *FLAGS, *REWIND, *flags)
     done = run(*command, "--user-dir", tmp_path / "poisoned", processes=2)
-    text = done.stdout + done.stderr
-    assert text.count("diverged in update 4: ") == 2, text[-2000:]
-    assert text.count("checkpoint_last.pt, update 2; data read since then is skipped") == 2
-    assert f"first the output of {MIDDLE}" in text and "all values of process 0 are finite" in text
-    assert list(losses_in(text)) == list(range(1, len(losses_in(text)) + 1)) and len(losses_in(text)) > 4
+    assert done.text.count("diverged in update 4: ") == 2, done.text[-2000:]
+    assert done.text.count("checkpoint_last.pt, update 2; data read since then is skipped") == 2
+    assert f"first the output of {MIDDLE}" in done.text and "all values of process 0 are finite" in done.text
+    updates = [*losses(done)]
+    assert updates == list(range(1, len(updates) + 1)) and len(updates) > 4
 
 
 def test_without_a_checkpoint_there_is_nothing_to_go_back_to(small, tmp_path):
@@ -127,7 +123,4 @@ def test_a_gradient_that_fp16_cannot_hold_leaves_its_update_out(small, tmp_path)
     """On a CPU, too: the loss scale falls until gradients fit, as it does whenever it has grown too far."""
     flags = ["--memory-efficient-fp16", "--fp16-init-scale", str(2**22), "--max-update", "3", "--max-epoch", "20"]
     done = run(*train_command(small, tmp_path / "save", *FLAGS, *flags))
-    text = done.stdout + done.stderr
-    assert "gradient overflow detected" in text and "done training" in text
-    state = torch.load(tmp_path / "save/checkpoint_last.pt", weights_only=False)
-    assert state["optimizer_history"][-1]["num_updates"] == 3
+    assert "gradient overflow detected" in done.text and updates_of(tmp_path / "save") == 3

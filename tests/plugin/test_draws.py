@@ -22,13 +22,9 @@ from tests.helpers import faults
 from tests.helpers.commands import PACKAGE, losses_in
 
 UPDATES = 3
-INTEGERS = (-1, 0, 1, 2, 3, 4, 8, 100)
+INTEGERS = (-1, 0, 1, 2, 3, 4, 8, 16, 100)
 NUMBERS = (-0.1, 0, 0.1, 0.5, 1, 2, "nan")
 SWITCH = (None,)
-
-
-def switches(names):
-    return {f"--{name}": SWITCH for name in names.split()}
 
 
 ARCHITECTURES = [f"transformer_{name}_2l2l_tiny" for name in ("prenorm", "postnorm", "dlcl", "dlcl_postnorm", "lstm")]
@@ -52,57 +48,32 @@ WORDS = {
     "--sdu-activation": ("sigmoid", "tanh"),
     "--prores-around": ("plain", "completep", "layernorm-scaling", "sdu"),
 }
-# those of fairseq's Transformer
+# flags of fairseq's Transformer whose values are words, or that would be refused with nearly all numbers
 FAIRSEQS = {
-    **switches("""
-        encoder-normalize-before decoder-normalize-before encoder-learned-pos decoder-learned-pos
-        share-decoder-input-output-embed share-all-embeddings no-token-positional-embeddings adaptive-input
-        tie-adaptive-weights tie-adaptive-proj layernorm-embedding no-scale-embedding checkpoint-activations
-        offload-activations no-cross-attention cross-self-attention no-decoder-final-norm export
-    """),
-    "--activation-fn": ("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear"),
-    "--dropout": (0, 0.1, 0.5),
-    "--attention-dropout": (0, 0.1),
-    "--activation-dropout": (0, 0.1),
-    "--relu-dropout": (0.1,),
-    "--encoder-embed-dim": (8, 16, 24),
-    "--decoder-embed-dim": (8, 16, 24),
-    "--encoder-ffn-embed-dim": (0, 8, 16),
-    "--decoder-ffn-embed-dim": (8, 16),
-    "--encoder-layers": (0, 1, 3, 4),
-    "--decoder-layers": (0, 1, 3, 4),
-    "--encoder-attention-heads": (1, 2, 3, 4),
-    "--decoder-attention-heads": (1, 2, 4),
-    "--encoder-layerdrop": (0.2,),
-    "--decoder-layerdrop": (0.2,),
-    "--encoder-layers-to-keep": ("0", "0,1", "5"),
-    "--decoder-layers-to-keep": ("1", "0,1"),
-    "--decoder-output-dim": (8, 16),
+    **{f"--{side}-{name}": values for side in ("encoder", "decoder") for name, values in {
+        "embed-dim": (8, 16, 24), "ffn-embed-dim": (0, 8, 16), "layers": (0, 1, 3, 4), "attention-heads": (1, 2, 3, 4),
+        "layers-to-keep": ("0", "0,1", "5"), "layerdrop": (0.2,), "xformers-att-config": ("{}",), "embed-path": ("x",),
+    }.items()},
     "--adaptive-softmax-cutoff": ("4,8",),
-    "--adaptive-softmax-dropout": (0.1,),
-    "--adaptive-softmax-factor": (2,),
-    "--quant-noise-pq": (0.1,),
+    "--dropout": (0, 0.1, 0.5),
     "--quant-noise-pq-block-size": (4, 8),
-    "--quant-noise-scalar": (0.1,),
-    "--min-params-to-wrap": (10,),
-    "--base-layers": (1,),
     "--max-source-positions": (4, 1024),
-    "--max-target-positions": (1024,),
-}
-# and those of its training
+}  # fmt: skip
+# flags of its training
 TRAINING = {
-    **switches("""
-        fp16 bf16 memory-efficient-bf16 memory-efficient-fp16 sentence-avg fp16-no-flatten-grads left-pad-target
-        skip-invalid-size-inputs-valid-test truncate-source no-epoch-checkpoints no-save-optimizer-state store-ema
-        report-accuracy eval-bleu load-alignments
-    """),
+    **dict.fromkeys("""
+        --fp16 --bf16 --memory-efficient-bf16 --memory-efficient-fp16 --sentence-avg --fp16-no-flatten-grads
+        --left-pad-target --skip-invalid-size-inputs-valid-test --truncate-source --no-epoch-checkpoints
+        --no-save-optimizer-state --store-ema --report-accuracy --eval-bleu --load-alignments
+    """.split(), SWITCH),
+    **dict.fromkeys(("--save-interval-updates", "--validate-interval-updates", "--keep-interval-updates",
+                     "--keep-best-checkpoints", "--curriculum", "--seed", "--update-freq"), (1, 2)),
     "--optimizer": ("adam", "fused_adam", "adafactor", "sgd", "nag", "adagrad", "adadelta", "adamax"),
     "--lr-scheduler": ("inverse_sqrt", "fixed", "cosine", "polynomial_decay", "tri_stage", "pass_through",
                        "reduce_lr_on_plateau", "triangular"),
     "--criterion": ("cross_entropy", "label_smoothed_cross_entropy", "fused_label_smoothed_cross_entropy",
                     "adaptive_loss", "latency_augmented_label_smoothed_cross_entropy"),
     "--label-smoothing": (0, 0.1),
-    "--update-freq": (1, 2, 3),
     "--clip-norm": (0, 0.1, 25),
     "--weight-decay": (0, 0.01),
     "--batch-size": (1, 2, 7),
@@ -110,19 +81,13 @@ TRAINING = {
     "--required-batch-size-multiple": (1, 8),
     "--left-pad-source": ("False",),
     "--source-lang": ("src", "tgt"),
-    "--save-interval-updates": (1, 2),
-    "--validate-interval-updates": (1,),
-    "--keep-interval-updates": (1,),
-    "--keep-best-checkpoints": (1,),
     "--best-checkpoint-metric": ("loss", "ppl"),
-    "--curriculum": (1,),
     "--on-divergence": ("stop", "rewind"),
     "--ema-decay": (0.9,),
     "--lr": (1e-3, 1e-2),
     "--warmup-updates": (1, 3),
     "--adam-betas": ("(0.9,0.98)",),
     "--ddp-backend": ("legacy_ddp", "pytorch_ddp", "no_c10d"),
-    "--seed": (1, 2),
 }  # fmt: skip
 
 
@@ -131,18 +96,20 @@ LEFT = ("--compile", "--init-from")  # which take half a minute, and a file
 
 
 @functools.cache
-def own_flags():
-    """The plugin's flags of a model, and values for each, right and wrong."""
+def model_flags():
+    """Flags of the plugin's models, and those of fairseq's, with values for each, right and wrong."""
     from fairseq.models.transformer import TransformerModel
 
     import fairseq_deep  # noqa: F401
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
-    parsers = [argparse.ArgumentParser() for _ in range(2)]
+    parsers = [argparse.ArgumentParser(add_help=False) for _ in range(2)]
     TransformerModel.add_args(parsers[0])
     DeepTransformerModel.add_args(parsers[1])
-    fairseqs, both = ({a.option_strings[0]: a for a in parser._actions} for parser in parsers)
-    return {flag: _values(flag, action) for flag, action in both.items() if flag not in fairseqs and flag not in LEFT}
+    fairseqs, both = ({action.option_strings[0]: action for action in parser._actions} for parser in parsers)
+    values = {flag: _values(flag, action) for flag, action in both.items() if flag not in LEFT}
+    own = {flag: found for flag, found in values.items() if flag not in fairseqs}
+    return own, {flag: found for flag, found in values.items() if flag in fairseqs}
 
 
 def _values(flag, action):
@@ -151,13 +118,14 @@ def _values(flag, action):
         return tuple(registry.names())
     if action.choices:
         return tuple(action.choices)
-    return SWITCH if action.nargs == 0 else WORDS.get(flag) or {int: INTEGERS, float: NUMBERS}[action.type]
+    known = {**WORDS, **FAIRSEQS}.get(flag)
+    return SWITCH if action.nargs == 0 else known or {int: INTEGERS, float: NUMBERS}[action.type]
 
 
 @st.composite
 def command_lines(draw):
     """Words after ``fairseq-train DATA``: methods, options of these methods, and flags of fairseq."""
-    own = own_flags()
+    own, fairseqs = model_flags()
     chosen = {"--arch": draw(st.sampled_from(ARCHITECTURES))}
 
     def add(flags, most):
@@ -170,7 +138,7 @@ def command_lines(draw):
     add({flag: values for flag, values in own.items() if flag.startswith(prefixes)} or own, 3)
     if draw(st.integers(0, 9)) == 0:
         add(own, 1)
-    add(FAIRSEQS, 3)
+    add(fairseqs, 3)
     add(TRAINING, 4)
     if chosen.setdefault("--lr-scheduler", "inverse_sqrt") in WARMING:
         chosen.setdefault("--warmup-updates", 2)
@@ -197,7 +165,7 @@ def command(data, folder, words):
 
 def stock_says(data, folder, words):
     """The last line of fairseq's own Transformer with those flags of a draw that it knows."""
-    known, kept, keep = {**FAIRSEQS, **TRAINING}, [], False
+    known, kept, keep = {**model_flags()[1], **TRAINING}, [], False
     for word in words:
         keep = word in known if word.startswith("--") else keep
         kept += [word] if keep else []
@@ -254,7 +222,7 @@ def test_a_draw_is_refused_or_holds(small, tmp_path, count):
 
 
 def test_each_flag_of_a_model_can_be_drawn():
-    """So that this does not go unnoticed: a flag whose values are words needs a row."""
-    own = own_flags()
-    assert len(own) > 50 and set(WORDS) <= set(own)
-    assert all(own.values())
+    """So that a flag whose values are words, and that has no row, does not go unnoticed."""
+    own, fairseqs = model_flags()
+    assert len(own) > 50 < len(fairseqs) and {*WORDS} <= {*own} and {*FAIRSEQS} <= {*fairseqs}
+    assert all(own.values()) and all(fairseqs.values())

@@ -2,15 +2,14 @@
 
 import hashlib
 import importlib
-import io
 import os
 import sys
 import sysconfig
-import tarfile
 import types
 
 import pytest
 
+from tests.helpers.hostile import archive, member
 from tests.helpers.paths import ROOT, importable
 
 THIRD_PARTY = ROOT / "third_party/fairseq"
@@ -23,13 +22,17 @@ def backend(monkeypatch):
         yield importlib.import_module("backend")
 
 
-def make_sdist(path, files):
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in files.items():
-            member = tarfile.TarInfo(f"fairseq-0.12.2/{name}")
-            member.size = len(text.encode())
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return path
+@pytest.fixture
+def sdist(backend, tmp_path, monkeypatch):
+    """sdist(text): a source archive with that setup.py, named in the environment; the first one is the expected one."""
+
+    def make(text):
+        path = archive(tmp_path / "fairseq.tar.gz", member("fairseq-0.12.2/setup.py", text))
+        monkeypatch.setenv("FAIRSEQ_SDIST", str(path))
+        return path
+
+    monkeypatch.setattr(backend, "SHA256", sha256(make("pass\n")))
+    return make
 
 
 def sha256(path):
@@ -64,49 +67,42 @@ def test_a_patch_that_does_not_fit_is_named(backend, tmp_path, text):
     assert (tmp_path / "a.py").read_text() == "import os\nother\n"
 
 
-def test_sdist_with_the_right_sum_is_taken(backend, tmp_path, monkeypatch):
-    sdist = make_sdist(tmp_path / "fairseq.tar.gz", {"setup.py": "pass\n"})
-    monkeypatch.setenv("FAIRSEQ_SDIST", str(sdist))
-    monkeypatch.setattr(backend, "SHA256", sha256(sdist))
+def test_an_archive_with_the_right_hash_is_used(backend, sdist, tmp_path):
     source = backend.unpack(backend.find_sdist(tmp_path), tmp_path)
     assert (source / "setup.py").read_text() == "pass\n"
 
 
-def test_tampered_sdist_is_refused_before_anything_is_unpacked(backend, tmp_path, monkeypatch):
-    sdist = make_sdist(tmp_path / "fairseq.tar.gz", {"setup.py": "pass\n"})
-    monkeypatch.setattr(backend, "SHA256", sha256(sdist))
+def test_a_changed_archive_is_refused_before_anything_is_unpacked(backend, sdist, tmp_path, monkeypatch):
     monkeypatch.setattr(backend, "unpack", lambda *_: pytest.fail("unpacked"))
-    make_sdist(sdist, {"setup.py": "harm\n"})
-    monkeypatch.setenv("FAIRSEQ_SDIST", str(sdist))
+    path = sdist("harm\n")
     with pytest.raises(SystemExit) as stopped:
         backend.build_wheel(str(tmp_path))
     message = str(stopped.value)
-    assert str(sdist) in message and "damaged" in message and sha256(sdist) in message and "\n" not in message
+    assert str(path) in message and "damaged" in message and sha256(path) in message and "\n" not in message
 
 
 def test_what_the_build_lacks_is_named(backend, tmp_path, monkeypatch):
+    def refused(words, call=backend.check_machine):
+        with pytest.raises(SystemExit, match=words):
+            call()
+
     for name in ("missing.tar.gz", "."):
         monkeypatch.setenv("FAIRSEQ_SDIST", str(tmp_path / name))
-        with pytest.raises(SystemExit, match="cannot read FAIRSEQ_SDIST=.*: (No such file|Is a directory)"):
-            backend.find_sdist(tmp_path)
+        refused("cannot read FAIRSEQ_SDIST=.*: (No such file|Is a directory)", lambda: backend.find_sdist(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path), "purelib": str(tmp_path)})
     monkeypatch.setattr(backend.shutil, "which", lambda name: f"/usr/bin/{name}")
-    with pytest.raises(SystemExit, match="Python.h is missing; install Python's headers"):
-        backend.check_machine()
+    refused("Python.h is missing; install Python's headers")
     monkeypatch.setattr(backend.shutil, "which", lambda name: None)
-    with pytest.raises(SystemExit, match=r"no C\+\+ compiler found; install one"):
-        backend.check_machine()
+    refused(r"no C\+\+ compiler found; install one")
     monkeypatch.setattr(backend, "check_compiler", lambda: None)
     free = {str(tmp_path): types.SimpleNamespace(free=1e8)}
     monkeypatch.setattr(backend.shutil, "disk_usage", lambda at: free.get(str(at), types.SimpleNamespace(free=1e12)))
-    for needed in ("1.50", "0.15"):
-        with pytest.raises(SystemExit, match=rf"{tmp_path} has 0.10 GB free, but {needed} GB are needed"):
-            backend.check_machine()
-        (tmp_path / "torch").mkdir(exist_ok=True)  # the largest package is there already
+    refused(rf"{tmp_path} has 0.10 GB free, but 1.50 GB are needed")
+    (tmp_path / "torch").mkdir()  # the largest package is there already
+    refused(rf"{tmp_path} has 0.10 GB free, but 0.15 GB are needed")
     monkeypatch.setattr(sys, "version_info", (3, 10, 13))
-    with pytest.raises(SystemExit, match="is not supported; use Python 3.11 or newer"):
-        backend.check_machine()
+    refused("is not supported; use Python 3.11 or newer")
 
 
 def test_inner_commands_do_not_see_the_outer_build(backend, monkeypatch):
@@ -121,9 +117,9 @@ def test_inner_commands_do_not_see_the_outer_build(backend, monkeypatch):
 @pytest.fixture(scope="module")
 def edited(tmp_path_factory):
     """The published source with the patches."""
-    folder = tmp_path_factory.mktemp("published")
     with importable(THIRD_PARTY):
         backend = importlib.import_module("backend")
+    folder = tmp_path_factory.mktemp("published")
     try:
         sdist = backend.find_sdist(folder)
     except SystemExit as error:
@@ -133,13 +129,10 @@ def edited(tmp_path_factory):
     return source
 
 
-def test_patches_fit_the_published_source(edited):
+def test_patches_fit_the_published_source_and_only_safe_load_reads_checkpoints(edited):
     named = {line[6:].strip() for path in THIRD_PARTY.glob("patches/*") for line in open(path) if line[:6] == "+++ b/"}
     assert len(named) > 50
     for name in named:
         compile((edited / name).read_text(), name, "exec")
-
-
-@pytest.mark.parametrize("name", ["checkpoint_utils.py", "distributed/utils.py", "trainer.py", "hub_utils.py"])
-def test_checkpoints_are_read_by_safe_load_alone(edited, name):
-    assert "torch.load(" not in (edited / "fairseq" / name).read_text()
+    for name in ("checkpoint_utils.py", "distributed/utils.py", "trainer.py", "hub_utils.py"):
+        assert "torch.load(" not in (edited / "fairseq" / name).read_text(), name

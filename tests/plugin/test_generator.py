@@ -138,15 +138,6 @@ def test_what_the_search_does_not_know_is_left_to_fairseq(lively, build, diction
         compare(model.eval(), dictionary, searches=False)
 
 
-def test_the_first_step_has_one_hypothesis_a_sentence(lively, dictionary):
-    model, rows = lively(), []
-    model.decoder.register_forward_pre_hook(lambda module, inputs: rows.append(len(inputs[0])))
-    generator = Generator([model], dictionary, beam_size=4, max_len_b=14)
-    generator.generate([model], make_sample(dictionary, LENGTHS))
-    assert rows[:2] == [len(LENGTHS), 4 * len(LENGTHS)]
-    assert rows[-1] < 4 * len(LENGTHS), "sentences that are done leave"
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
 def test_a_sentence_without_probabilities_is_an_error(value, lively, dictionary):
     """fairseq's generator stops with an assertion that says nothing."""

@@ -22,7 +22,7 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.tools.main import make_parser
-from tests.helpers.commands import run
+from tests.helpers.commands import PACKAGE, hypotheses, run, saved
 
 ARCH = "transformer_dlcl_6l"
 
@@ -57,12 +57,9 @@ def formats_help(monkeypatch):
     monkeypatch.setattr(argparse._ActionsContainer, "add_argument", add_checked)
 
 
-def test_fairseq_hydra_train_has_a_parser(formats_help):
+def test_fairseq_hydra_train_has_a_parser_and_help_without_a_warning(formats_help):
     """Without the edit of our fairseq, hydra's parser fails."""
     assert get_args(["--config-name", "mine"]).config_name == "mine"
-
-
-def test_help_of_fairseq_hydra_train_has_no_warning():
     done = run("fairseq-hydra-train", "--help")
     assert done.stderr == "" and done.stdout.startswith("hydra_train is powered by Hydra.")
 
@@ -110,20 +107,30 @@ def test_nested_keys_are_flat_flags(nested, flat, arch):
     assert all(filled[name] == value for name, value in flat.items())
 
 
-@pytest.mark.parametrize("model, words", [
-    ({"encoder": {"layer": 2}}, "model.encoder.layer: unknown setting (did you mean encoder.layers?)"),
-    ({"dlcl_windw": 2}, "model.dlcl_windw: unknown setting (did you mean dlcl_window?)"),
-    ({"encoders": {"layers": 2}}, "model.encoders: unknown setting"),
-    ({"encoder": 2}, "model.encoder: unknown setting (did you mean encoder_"),
-    ({"encoder": {"normalize_before": "no"}}, "model.encoder.normalize_before must be true or false ('no')"),
-    ({"activation_fn": "rely"}, "model.activation_fn must be one of relu, gelu, "),
-    ({"encoder": {"layers": 2}, "encoder_layers": 2}, "model.encoder_layers: it is also given as a"),
-    ({"decoder": {"layers": "six"}}, "model.decoder.layers must be an integer ('six')"),
-    ({"dropout": True}, "model.dropout must be a number (True)"),
+RUN = {"distributed_training": {"ddp_backend": "c10d"}}
+FROM = {"init_from": "none.pt"}
+
+
+@pytest.mark.parametrize("model, run, words", [
+    ({"encoder": {"layer": 2}}, {}, "model.encoder.layer: unknown setting (did you mean encoder.layers?)"),
+    ({"dlcl_windw": 2}, {}, "model.dlcl_windw: unknown setting (did you mean dlcl_window?)"),
+    ({"encoders": {"layers": 2}}, {}, "model.encoders: unknown setting"),
+    ({"encoder": 2}, {}, "model.encoder: unknown setting (did you mean encoder_"),
+    ({"encoder": {"normalize_before": "no"}}, {}, "model.encoder.normalize_before must be true or false ('no')"),
+    ({"activation_fn": "rely"}, {}, "model.activation_fn must be one of relu, gelu, "),
+    ({"encoder": {"layers": 2}, "encoder_layers": 2}, {}, "model.encoder_layers: it is also given as a"),
+    ({"decoder": {"layers": "six"}}, {}, "model.decoder.layers must be an integer ('six')"),
+    ({"dropout": True}, {}, "model.dropout must be a number (True)"),
+    # flags of the whole run
+    ({}, {"common": {"bf16": True, "amp": True}}, "--bf16 and --amp exclude each other"),
+    ({}, {"criterion": {"_name": "adaptive_loss"}}, "--criterion adaptive_loss requires --adaptive-softmax-cutoff"),
+    ({}, {"task": {"_name": "translation", "eval_bleu": True, "eval_bleu_args": '{"max_len_b": 0}'}}, "--eval-bleu-ar"),
+    (FROM, {"checkpoint": {"restore_file": "x.pt"}}, "--init-from and --restore-file both"),
+    (FROM, {"checkpoint": {"save_dir": "none"}}, "--init-from none.pt: no such file"),
 ])  # fmt: skip
-def test_other_keys_are_refused(model, words):
+def test_other_keys_and_flags_are_refused(model, run, words):
     with pytest.raises(UsageError) as refused:
-        fill(model)
+        fill(model, **{**RUN, **run} if run else {})
     assert words in str(refused.value) and "\n" not in str(refused.value) and "__" not in str(refused.value)
 
 
@@ -135,23 +142,65 @@ def test_settings_of_a_checkpoint_are_left_alone():
     assert filled.encoder_layers == 6 and filled.a_flag_of_another_version == 1
 
 
-@pytest.mark.parametrize("run, words", [
-    ({"common": {"bf16": True, "amp": True}}, "--bf16 and --amp exclude each other"),
-    ({"criterion": {"_name": "adaptive_loss"}}, "--criterion adaptive_loss requires --adaptive-softmax-cutoff"),
-    ({"task": {"_name": "translation", "eval_bleu": True, "eval_bleu_args": '{"max_len_b": 0}'}}, "--eval-bleu-args: "),
-    ({"checkpoint": {"restore_file": "x.pt"}}, "--init-from and --restore-file both"),
-    ({"checkpoint": {"save_dir": "none"}}, "--init-from none.pt: no such file"),
-])  # fmt: skip
-def test_flags_of_the_whole_run_are_checked(run, words):
-    model = {"init_from": "none.pt"} if "checkpoint" in run else {}
-    with pytest.raises(UsageError) as refused:
-        fill(model, distributed_training={"ddp_backend": "c10d"}, **run)
-    assert words in str(refused.value)
-
-
-def test_where_a_training_goes_on_neither_init_acts(tmp_path):
+def test_where_a_training_resumes_neither_init_acts(tmp_path):
     state = {"model": {}, "args": argparse.Namespace(arch=ARCH, deep_init="xavier")}
     torch.save(state, tmp_path / "checkpoint_last.pt")
-    run = {"distributed_training": {"ddp_backend": "c10d"}, "checkpoint": {"save_dir": str(tmp_path)}}
-    filled = fill({"init_from": "none.pt", "deep_init": "ds", "ds_init_alpha": 0.5}, **run)
+    flags = {**FROM, "deep_init": "ds", "ds_init_alpha": 0.5}
+    filled = fill(flags, **RUN, checkpoint={"save_dir": str(tmp_path)})
     assert filled.init_from is None and filled.deep_init == "xavier" and filled.ds_init_alpha is None
+
+
+def train(data, save, *keys, **options):
+    """The ended process of a small training."""
+    return run("fairseq-hydra-train", *keys, f"task.data={data}", "task.source_lang=src", "task.target_lang=tgt",
+               f"common.user_dir={PACKAGE}", f"checkpoint.save_dir={save}", f"hydra.run.dir={save}/run",
+               "common.cpu=true", "dataset.max_tokens=400", "dataset.disable_validation=true",
+               "checkpoint.no_epoch_checkpoints=true", **options)  # fmt: skip
+
+
+EXAMPLE = ("--config-dir", PACKAGE.parent / "examples/hydra", "--config-name", "dlcl", "optimization.max_update=1")
+
+
+def test_the_example_trains_what_nested_keys_say(data, tmp_path):
+    """Of examples/hydra/README.md."""
+    train(data, tmp_path, *EXAMPLE, "model.encoder.layers=3", "+model.decoder.embed_dim=16", "model.decoder.layers=1",
+          "+model.encoder_embed_dim=16", "+model.encoder.ffn_embed_dim=24", "+model.quant_noise.pq_block_size=4",
+          "+model.decoder_layer_agg=residual")  # fmt: skip
+    checkpoint = saved(tmp_path)
+    state, flags = checkpoint["model"], checkpoint["cfg"]["model"]
+    assert state["encoder.history.weight"].shape[:2] == (4, 4) and "decoder.history.weight" not in state
+    assert state["encoder.layers.2.fc1.weight"].shape == state["decoder.layers.0.fc1.weight"].shape == (24, 16)
+    assert flags["quant_noise_pq_block_size"] == 4 and not {"encoder", "decoder", "quant_noise"} & set(flags)
+    path = tmp_path / "checkpoint_last.pt"
+    assert "transformer_dlcl_6l, " in run("fairseq-deep", "check", path).stdout
+    assert len(hypotheses(run("fairseq-generate", data, "--user-dir", PACKAGE, "--path", path, "--cpu"))) == 30
+    done = train(data, tmp_path / "new", *EXAMPLE, "+model.encoder.layer=1", check=False)
+    line = "fairseq_deep: model.encoder.layer: unknown setting (did you mean encoder.layers?); see fairseq-train --help"
+    assert done.returncode not in (0, None) and line in done.stderr.splitlines() and "Traceback" not in done.stderr
+    assert not list((tmp_path / "new").glob("*.pt"))
+
+
+KEYS = ("task=translation", "optimizer=adam", "lr_scheduler=fixed", "optimization.lr=[0.001]")
+
+
+def test_optimizers_criterion_and_a_later_start_are_known(small, tmp_path):
+    """With fused Adam and our criterion, then a deeper model from its checkpoint, with Muon, at a later update."""
+    sides = ", ".join(f"{side}_{flag}: {value}" for side in ("encoder", "decoder") for flag, value in (
+        ("embed_dim", 16), ("ffn_embed_dim", 32), ("attention_heads", 2)))  # fmt: skip
+    model = f"_name: transformer_dlcl_2l2l_tiny, {sides}, share_all_embeddings: true"
+    train(small, tmp_path / "old", *KEYS, f"+model={{{model}, encoder_layers: 1}}", "optimizer._name=fused_adam",
+          "criterion=label_smoothed_cross_entropy", "criterion._name=fused_label_smoothed_cross_entropy",
+          "criterion.label_smoothing=0.1", "optimization.max_update=2")  # fmt: skip
+    state = saved(tmp_path / "old")
+    assert state["cfg"]["optimizer"]["_name"] == "fused_adam"
+    assert state["cfg"]["criterion"]["_name"] == "fused_label_smoothed_cross_entropy"
+    assert all(values["step"] == 2 for values in state["last_optimizer_state"]["state"].values())
+    model += f", init_from: {tmp_path}/old/checkpoint_last.pt, stack_restart_updates: 3"
+    keys = ["optimizer._name=muon", "+optimizer.muon_momentum=0.9", "optimization.max_update=4"]
+    done = train(small, tmp_path / "new", *KEYS, f"+model={{{model}}}", *keys, "criterion=cross_entropy")
+    assert "encoder layers 1 twice, decoder layers 1" in done.text
+    assert "training starts at update 3, lr 0.001" in done.text
+    state = saved(tmp_path / "new")
+    assert state["cfg"]["model"]["init_from"] is None and state["cfg"]["optimizer"]["_name"] == "muon"
+    assert state["optimizer_history"][-1]["num_updates"] == 4
+    assert state["last_optimizer_state"]["param_groups"][0]["momentum"] == 0.9

@@ -4,7 +4,6 @@ Adam is compared with fairseq's, Muon with the equations in loops and with torch
 """
 
 import copy
-import io
 from types import SimpleNamespace
 
 import pytest
@@ -132,21 +131,6 @@ def test_chunks_of_a_few_tensors_change_nothing(dtype, kernel, monkeypatch):
     assert [len(chunk) for chunk in fused.chunks_of(parts)] == [2, 1, 1, 2, 3]  # 35 elements exceed a chunk
     train(FusedAdam(parts, **RATES), parts, 3)
     assert all(torch.equal(one, other) for one, other in zip(whole, parts))
-
-
-@pytest.mark.parametrize("first, second", [(Adam, FusedAdam), (FusedAdam, Adam), (Muon, Muon)])
-def test_a_state_goes_on_in_another_optimizer(first, second, kernel):
-    straight, weights = parameters(), parameters()
-    train(first(straight, **RATES), straight, 6)
-    optimizer = first(weights, **RATES)
-    train(optimizer, weights, 3)
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    resumed = second(weights, **RATES)
-    resumed.load_state_dict(torch.load(file))
-    train(resumed, weights, 3, start=3)
-    assert_close(straight, weights, **(near(torch.float64) if first is not second else {"rtol": 0, "atol": 0}))
 
 
 def test_a_state_of_apex_counts_steps_in_the_group(kernel):
@@ -312,6 +296,9 @@ def test_half_precision_trains_as_with_adam(form, clip, kernel):
     assert not any(torch.equal(mine, start) for mine, start in zip(ours, tensors(0, dtype)))
 
 
+NEAR_HALF = {"rtol": 2e-2, "atol": 1e-3}
+
+
 @every_form
 def test_half_precision_trains_with_muon_as_fp32(form):
     """With a loss scale, clipping and, where fairseq would flatten, copies that stay separate."""
@@ -326,7 +313,7 @@ def test_half_precision_trains_with_muon_as_fp32(form):
     assert all((two - start).abs().max() > 0.06 for two, start in zip(exact, tensors(0, torch.float32)))
 
 
-@pytest.mark.parametrize("saved, loaded", [("adam", "fused_adam"), ("muon", "muon")])
+@pytest.mark.parametrize("saved, loaded", [("adam", "fused_adam"), ("fused_adam", "adam"), ("muon", "muon")])
 @pytest.mark.parametrize("form", ["fp32", *FORMS])
 def test_a_resumed_run_continues_in_each_precision(form, saved, loaded):
     """The state is fp32. Muon continues bit for bit, unless the fp32 copies of the weights were rounded meanwhile."""
@@ -347,7 +334,8 @@ def test_a_resumed_run_continues_in_each_precision(form, saved, loaded):
     states = [value for state in second.optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
     assert {value.dtype for value in states} == {torch.float32}
     exact = saved == "muon" and form in ("fp32", "fp16_memory", "bf16_memory")
-    assert_close(weights, straight, **({"rtol": 0, "atol": 0} if exact else {"rtol": 2e-2, "atol": 1e-3}))
+    near = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-5, "atol": 1e-5} if form == "fp32" else NEAR_HALF
+    assert_close(weights, straight, **near)
 
 
 @pytest.mark.parametrize("form", ["bf16", "fp16"])
@@ -367,17 +355,6 @@ def test_norms_of_half_precision_do_not_overflow(dtype):
     weight = torch.nn.Parameter(torch.zeros(100, dtype=dtype))
     weight.grad = torch.full_like(weight, 6e4)
     assert float(wrapped("fp32", "fused_adam", [weight]).clip_grad_norm(0.0)) == pytest.approx(6e5, rel=0.01)
-
-
-def test_experts_are_left_to_fairseq():
-    """Their gradients are clipped with the others, but are no part of the norm."""
-    weights = parameters(torch.float32)
-    weights[0].expert = True
-    for weight in weights:
-        weight.grad = torch.ones_like(weight)
-    count = sum(weight.numel() for weight in weights[1:])
-    assert float(wrapped("fp32", "fused_adam", weights).clip_grad_norm(1.0)) == pytest.approx(count**0.5)
-    assert float(weights[0].grad[0, 0]) == pytest.approx(count**-0.5)
 
 
 class Launches(Kernels):

@@ -1,4 +1,4 @@
-"""Half precision with weights of sums in fp32, over workers; what a machine or the package cannot do, in one line."""
+"""Half precision with weights of sums in fp32, over workers; precisions and backends that a machine lacks."""
 
 import argparse
 import copy
@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq import utils
-from fairseq.distributed import LegacyDistributedDataParallel
 from fairseq.models import ARCH_CONFIG_REGISTRY, DistributedFairseqModel
 from torch import nn
 
@@ -43,9 +42,10 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 def reduced(rank, backend, dtype):
     """Gradients before and after they are reduced by fairseq's wrapper."""
-    settings = dict(ddp_backend=backend, tpu=False, device_id=None, ddp_comm_hook="none", broadcast_buffers=False)
-    settings.update(bucket_cap_mb=25, find_unused_parameters=True, gradient_as_bucket_view=False, heartbeat_timeout=-1)
-    settings = SimpleNamespace(**settings)
+    settings = SimpleNamespace(
+        ddp_backend=backend, tpu=False, device_id=None, ddp_comm_hook="none", broadcast_buffers=False, bucket_cap_mb=25,
+        find_unused_parameters=True, gradient_as_bucket_view=False, heartbeat_timeout=-1,
+    )  # fmt: skip
     model = DistributedFairseqModel(settings, TwoTypes(dtype), torch.distributed.group.WORLD, torch.device("cpu"))
     with model.no_sync():
         model(rank).backward()
@@ -76,29 +76,14 @@ def workers(tmp_path_factory):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_are_reduced_in_their_own_type(backend, dtype, workers):
+    """Each worker adds its gradient twice, so the mean is the sum of both; those of 1e5 are exact, as in fp32."""
     for rank, cases in enumerate(workers):
         alone, grads = cases[backend, dtype]
         assert [float(grad.max()) for grad in alone] == [1e5 * (rank + 1) + 1] * 2, "not reduced under no_sync"
-        # each worker adds its gradient twice: the mean is the sum of both
         for name in ("sums.0", "sums.1"):
-            assert grads[name].dtype == torch.float32
-            assert torch.equal(grads[name], torch.full_like(grads[name], 3e5 + 2)), "exact, as fp32 has it"
+            assert grads[name].dtype == torch.float32 and (grads[name] == 3e5 + 2).all()
         assert grads["weight"].dtype == dtype and (grads["weight"] == 3).all()
-        assert grads["frozen"] is None
-        assert grads["unused"] is None or not grads["unused"].any()
-
-
-def test_fairseq_itself_overflows(process_group):
-    """If it no longer does, the replacement can go; where all is of one type it is fairseq's."""
-    largest, forms = [], (LegacyDistributedDataParallel, by_type.DistributedDataParallelByType)
-    for form in forms:
-        model = form(TwoTypes(torch.float16), torch.distributed.group.WORLD)
-        model(0).backward()
-        model.all_reduce_grads()
-        largest.append(float(model.module.sums[0].grad.max()))
-    assert largest == [float("inf"), 100001.0]
-    plain, model = (form(nn.Linear(2, 2).half(), torch.distributed.group.WORLD) for form in forms)
-    assert model.others == {} and [*map(len, model.per_device_params)] == [*map(len, plain.per_device_params)]
+        assert grads["frozen"] is None and (grads["unused"] is None or not grads["unused"].any())
 
 
 def test_the_norm_that_apex_computes_is_of_one_type_at_a_time(monkeypatch):
@@ -140,35 +125,48 @@ def test_what_stays_exact_is_updated_in_fp32(flag, name, build, dictionary):
     torch.testing.assert_close(before - weight, torch.full_like(weight, 1e-5), rtol=1e-2, atol=0)
 
 
-def parsed(*flags):
-    return parse("--arch", TINY, "--optimizer", "adam", *flags)
+def on_gpu(dtype, is_gpu=True):
+    return lambda: checks.check_device(SimpleNamespace(is_cuda=is_gpu, dtype=dtype))
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--fp16", "--memory-efficient-fp16", "--cpu"],
-        ["--fp16", "--fp16-no-flatten-grads", "--cpu"],
-        ["--bf16", "--cpu"],
-        ["--amp", "--cpu"],
-        ["--ddp-backend", "legacy_ddp"],
-        ["--ddp-backend", "slowmo"],
-    ],
-    ids=" ".join,
-)
-def test_what_works_is_not_refused(flags):
-    parsed(*flags)
+def parsed(flags):
+    return lambda: parse("--arch", TINY, "--optimizer", "adam", *flags.split())
 
 
-def test_fp16_on_a_cpu_without_half_precision_is_refused(monkeypatch):
-    monkeypatch.setattr(checks, "half_on_cpu", lambda: False)
-    with pytest.raises(
-        UsageError, match="--fp16 requires a GPU, but this run has none: use --bf16, or omit it"
-    ):
-        parsed("--memory-efficient-fp16", "--cpu")
+# what a machine has, a call, what is refused
+MACHINES = {
+    **{flags: ({}, parsed(flags), "") for flags in (
+        "--fp16 --memory-efficient-fp16 --cpu", "--fp16 --fp16-no-flatten-grads --cpu", "--bf16 --cpu", "--amp --cpu",
+        "--ddp-backend legacy_ddp", "--ddp-backend slowmo",
+    )},
+    "fp16 without half precision on the CPU": ({"half": False}, parsed("--memory-efficient-fp16 --cpu"),
+        "--fp16 requires a GPU, but this run has none: use --bf16, or omit it"),
+    "slowmo of two workers": ({"workers": "2"}, parsed("--ddp-backend slowmo"), "requires fairscale"),
+    "slowmo with fairscale": ({"workers": "2", "fairscale": True}, parsed("--ddp-backend slowmo"), ""),
+    "bf16 on a GPU without it": ({"bf16": False}, on_gpu(torch.bfloat16), "use --fp16"),
+    "bf16 on a GPU with it": ({}, on_gpu(torch.bfloat16), ""),
+    "fp16 on a GPU without bf16": ({"bf16": False}, on_gpu(torch.float16), ""),
+    "bf16 on a CPU beside a GPU without it": ({"bf16": False}, on_gpu(torch.bfloat16, False), ""),
+}  # fmt: skip
 
 
-def test_half_on_a_cpu_is_tried(monkeypatch):
+@pytest.mark.parametrize("case", MACHINES)
+def test_a_precision_or_backend_that_a_machine_lacks_is_refused(case, monkeypatch):
+    machine, call, words = MACHINES[case]
+    monkeypatch.setenv("WORLD_SIZE", machine.get("workers", "1"))
+    monkeypatch.setattr(checks, "find_spec", lambda name: machine.get("fairscale"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "bf16 on a" in case or "fp16 on a" in case)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: machine.get("bf16", True))
+    if not machine.get("half", True):
+        monkeypatch.setattr(checks, "half_on_cpu", lambda: False)
+    if words:
+        with pytest.raises(UsageError, match=words):
+            call()
+    else:
+        call()
+
+
+def test_half_precision_on_a_cpu_is_tried(monkeypatch):
     assert checks.half_on_cpu()
 
     def missing(*args):
@@ -178,59 +176,28 @@ def test_half_on_a_cpu_is_tried(monkeypatch):
     assert not checks.half_on_cpu()
 
 
-@pytest.mark.parametrize("workers, installed, refused", [("2", False, True), ("1", False, False), ("2", True, False)])
-def test_slowmo_needs_fairscale(workers, installed, refused, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", workers)
-    monkeypatch.setattr(checks, "find_spec", lambda name: object() if installed else None)
-    if refused:
-        with pytest.raises(UsageError, match="requires fairscale"):
-            parsed("--ddp-backend", "slowmo")
-    else:
-        parsed("--ddp-backend", "slowmo")
-
-
 def test_flags_of_a_checkpoint_are_another_machines():
     flags = argparse.Namespace(_name=TINY, fp16=True, cpu=True, ddp_backend="fully_sharded")
     ARCH_CONFIG_REGISTRY[TINY](flags)
     assert flags.encoder_layers == 2
 
 
-@pytest.mark.parametrize("on_gpu, dtype, supported, refused", [
-    (True, torch.bfloat16, False, True),
-    (True, torch.bfloat16, True, False),
-    (True, torch.float16, False, False),
-    (False, torch.bfloat16, False, False),
-])  # fmt: skip
-def test_bf16_on_a_gpu_without_it(on_gpu, dtype, supported, refused, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
-    weight = SimpleNamespace(is_cuda=on_gpu, dtype=dtype)
-    if refused:
-        with pytest.raises(UsageError, match="use --fp16"):
-            checks.check_device(weight)
-    else:
-        checks.check_device(weight)
-
-
-def test_a_model_is_looked_at_when_it_moves(build, monkeypatch):
+def test_the_device_is_checked_when_a_model_moves(build, monkeypatch):
+    """A copy of a model in half precision also keeps the weights of sums in fp32."""
     seen = []
     check = "fairseq_deep.plugin.models.deep_transformer.check_device"
     monkeypatch.setattr(check, lambda weight: seen.append(weight.dtype))
-    build(TINY).to(dtype=torch.bfloat16).to(torch.device("cpu"))
+    moved = build(TINY).to(dtype=torch.bfloat16).to(torch.device("cpu"))
     assert seen == [torch.bfloat16] * 2
+    assert copy.deepcopy(moved).encoder.aggregator.weight.dtype == torch.float32
 
 
-def test_what_is_kept_in_fp32_is_sent_in_fp32(build):
-    """Refused otherwise; models without such weights, and trainings in fp32, may send in fp16."""
-    for arch, flags in ((TINY, {}), ("transformer_prenorm_2l2l_tiny", {"fp16": True})):
-        assert any(isinstance(part, KeepFp32) for part in build(arch).modules()) == (arch == TINY)
-        build(arch, ddp_comm_hook="fp16", **flags)
+def test_gradients_of_weights_in_fp32_are_not_sent_in_fp16(build):
+    """Models without such weights, and training runs in fp32, may send in fp16; the rest is in ``tests/errors``."""
+    build(TINY, ddp_comm_hook="fp16")
     build(TINY, ddp_comm_hook="none", fp16=True)
-
-
-def test_a_copy_of_a_half_model_is_exact_too(build):
-    model = copy.deepcopy(build(TINY).half())
-    assert model.encoder.aggregator.weight.dtype == torch.float32
+    plain = build("transformer_prenorm_2l2l_tiny", ddp_comm_hook="fp16", fp16=True)
+    assert not any(isinstance(part, KeepFp32) for part in plain.modules())
 
 
 # relative error of the whole gradient in fp16; EM routing divides by variances that can be near to nothing

@@ -27,26 +27,30 @@ def twins(request, build, dictionary):
     return make
 
 
-def run(model, batch, **options):
-    torch.manual_seed(3)
-    return model.train()(*batch, **options)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {},
-        {"layernorm_embedding": True},
-        {"no_scale_embedding": True, "encoder_learned_pos": True, "decoder_learned_pos": True},
-        {"activation_fn": "gelu", "no_token_positional_embeddings": True},
-    ],
-    ids=lambda flags: "-".join(flags) or "plain",
-)
+@pytest.mark.parametrize("flags", [
+    {},
+    {"layernorm_embedding": True},
+    {"no_scale_embedding": True, "encoder_learned_pos": True, "decoder_learned_pos": True},
+    {"activation_fn": "gelu", "no_token_positional_embeddings": True},
+], ids="-".join)  # fmt: skip
 def test_weights_of_fairseqs_transformer_give_its_output(twins, dictionary, flags):
-    stock, model = twins(**flags)
-    batch = make_batch(dictionary)
-    words = batch[2].ne(dictionary.pad())  # what stands at padding is nobody's business
-    torch.testing.assert_close(run(model, batch)[0][words], run(stock, batch)[0][words])
+    """Its output, and with full context, where the decoder sees later words."""
+    stock, model = (each.eval() for each in twins(**flags))
+    source, lengths, target = make_batch(dictionary)
+    words = target.ne(dictionary.pad())  # outputs at padding mean nothing
+    plain, full = [], []
+    for each in (model, stock):
+        plain.append(each(source, lengths, target)[0][words])
+        encoded = each.encoder(source, lengths)
+        full.append(each.decoder(target, encoder_out=encoded, full_context_alignment=True)[0][words])
+    torch.testing.assert_close(*plain)
+    torch.testing.assert_close(*full)
+    assert not torch.allclose(plain[0], full[0])
+
+
+def run(model, batch):
+    torch.manual_seed(3)
+    return model.train()(*batch)
 
 
 def test_dropout_is_where_fairseq_has_it(twins, dictionary):
@@ -73,17 +77,6 @@ def test_hidden_states_and_attention_are_fairseqs(twins, dictionary):
     assert len(extras[1]["inner_states"]) == 7
 
 
-def test_full_context_alignment_sees_later_words(twins, dictionary):
-    stock, model = twins()
-    source, lengths, target = make_batch(dictionary)
-    words = target.ne(dictionary.pad())
-    outputs = []
-    for m in (stock.eval(), model.eval()):
-        outputs.append(m.decoder(target, encoder_out=m.encoder(source, lengths), full_context_alignment=True)[0])
-    torch.testing.assert_close(outputs[1][words], outputs[0][words])
-    assert not torch.allclose(outputs[1][words], model(source, lengths, target)[0][words])
-
-
 @pytest.mark.parametrize("shared", ["share_decoder_input_output_embed", "share_all_embeddings"])
 def test_an_adaptive_softmax_with_shared_embeddings_loads_again(twins, shared):
     """fairseq adds an output projection to every checkpoint of shared embeddings, also where the model has none."""
@@ -103,14 +96,13 @@ def test_pruning_one_side_keeps_the_other(twins, build, side, kept):
     small = build(name, share_all_embeddings=True, **{f"{side}_layers": len(numbers)})
     chosen = argparse.Namespace(**{f"{side}_layers_to_keep": kept, "arch": name})
     small.load_state_dict(model.state_dict(), model_cfg=chosen)
-    assert not hasattr(chosen, "decoder_layers_to_keep" if side == "encoder" else "encoder_layers_to_keep")
     other = "decoder" if side == "encoder" else "encoder"
-    pairs = [(int(old), new) for new, old in enumerate(numbers)]
-    for old, new in pairs:
-        for name, value in getattr(model, side).layers[old].named_parameters():
-            assert torch.equal(getattr(small, side).layers[new].get_parameter(name), value)
-    for name, value in getattr(model, other).named_parameters():
-        assert torch.equal(getattr(small, other).get_parameter(name), value)
+    assert not hasattr(chosen, f"{other}_layers_to_keep")
+    pairs = [(getattr(model, side).layers[int(old)], getattr(small, side).layers[new])
+             for new, old in enumerate(numbers)]  # fmt: skip
+    for old, new in [*pairs, (getattr(model, other), getattr(small, other))]:
+        for name, value in old.named_parameters():
+            assert torch.equal(new.get_parameter(name), value), name
 
 
 STARTS = [row for row in ARCHITECTURES.values() if row.name.startswith(("transformer_lipschitz_", "transformer_ds_"))]

@@ -19,23 +19,21 @@ from tests.helpers.commands import run, train_command
 from tests.helpers.paths import PACKAGE
 
 LONG = ("--min-len", "6", "--lenpen", "4", "--max-len-b", "9", "--batch-size", "4")
-CHANGES = """
---beam 2|--nbest 3|--max-len-a 0.7|--max-len-b 7
---lenpen -2 --min-len 8|--min-len 1 --match-source-len|--unnormalized|--lenpen -2|--unkpen -50
---sacrebleu|--score-reference|--prefix-size 2|--no-repeat-ngram-size 1|--sampling --nbest 5|--temperature 3
---sampling --sampling-topk 2 --nbest 5|--sampling --sampling-topp 0.4 --nbest 5|--diverse-beam-groups 5
---diverse-beam-groups 5 --nbest 5 --diverse-beam-strength 9|--diversity-rate 3|--print-alignment|--retain-dropout
---retain-dropout --retain-dropout-modules TransformerEncoder|--gen-subset train|--num-shards 2|--bf16|--quiet
-""".strip().replace("\n", "|").split("|")
-OTHER = {
+# flags, and what is compared with them instead of a call without flags
+CHANGES = {
+    **dict.fromkeys("""
+        --beam 2|--nbest 3|--max-len-a 0.7|--max-len-b 7|--min-len 1 --match-source-len|--unnormalized|--lenpen -2
+        --unkpen -50|--sacrebleu|--score-reference|--prefix-size 2|--no-repeat-ngram-size 1|--sampling --nbest 5
+        --temperature 3|--diverse-beam-groups 5|--diversity-rate 3|--print-alignment|--retain-dropout
+        --gen-subset train|--num-shards 2|--bf16|--quiet
+    """.strip().replace("\n        ", "|").split("|"), ""),
+    "--lenpen -2 --min-len 8": "--lenpen -2",
+    "--min-len 1 --match-source-len": "--min-len 1",
     "--sampling --sampling-topk 2 --nbest 5": "--sampling --nbest 5",
     "--sampling --sampling-topp 0.4 --nbest 5": "--sampling --nbest 5",
     "--diverse-beam-groups 5 --nbest 5 --diverse-beam-strength 9": "--diverse-beam-groups 5 --nbest 5",
-    "--lenpen -2 --min-len 8": "--lenpen -2",
-    "--min-len 1 --match-source-len": "--min-len 1",
     "--retain-dropout --retain-dropout-modules TransformerEncoder": "--retain-dropout",
-}
-"""What is compared instead of a call without flags."""
+}  # fmt: skip
 NO_CHANGE = {
     "no_early_stop": "fairseq keeps the name for old scripts; there is no early stop",
     "no_beamable_mm": "fairseq keeps the name for old scripts; there is no BeamableMM",
@@ -84,7 +82,7 @@ def test_every_flag_of_generation_is_listed():
 
 @pytest.mark.parametrize("flags", CHANGES)
 def test_flags_change_translations(flags, translate):
-    assert translate(*flags.split()) != translate(*OTHER.get(flags, "").split())
+    assert translate(*flags.split()) != translate(*CHANGES[flags].split())
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -110,8 +108,7 @@ def test_shards_of_validation_are_a_partition(small, tmp_path):
              "--batch-size", "2", "--required-batch-size-multiple", "1")  # fmt: skip
 
     def tokens(*flags):
-        done = run(*usual, *flags)
-        return sum(map(int, re.findall(r"\| wpb (\d+)", done.stdout + done.stderr)))
+        return sum(map(int, re.findall(r"\| wpb (\d+)", run(*usual, *flags).text)))
 
     parts = [tokens("--num-shards", "5", "--shard-id", str(shard)) for shard in range(5)]  # of 4 batches
     assert parts[4] == 0 and all(parts[:4]) and sum(parts) == tokens()
