@@ -28,7 +28,7 @@ from fairseq_deep.core.description import describe  # noqa: E402
 from fairseq_deep.runtime import find_bundle, load_model  # noqa: E402
 from fairseq_deep.tools import UsageError  # noqa: E402
 from fairseq_deep.tools import main as tools  # noqa: E402
-from fairseq_deep.tools.export import DEEP, OTHERS  # noqa: E402
+from fairseq_deep.tools.alternatives import DEEP, OTHERS  # noqa: E402
 from fairseq_deep.tools.torch_check import check_programs  # noqa: E402
 from tests.helpers import onnx  # noqa: E402
 from tests.helpers.exports import write_model  # noqa: E402

@@ -16,7 +16,7 @@ import tempfile
 import torch
 
 from fairseq_deep.runtime.dictionary import Dictionary
-from fairseq_deep.runtime.engines.ct2_format import build_spec, save_spec
+from fairseq_deep.tools.ctranslate2_format import build_spec, save_spec
 
 from .fairseq_systems import load, longest, split_name
 

@@ -12,6 +12,7 @@ from fairseq_deep.errors import UsageError
 
 from . import other_formats, packaged
 from .dictionary import SPECIAL, Dictionary
+from .exported import CTRANSLATE2, codes_in, program_of, read_record
 from .records import AGAIN, CHECKPOINTS, RERUN, RESULT, SEARCH, SEARCHED, STEPS, read_json
 from .text import TextSteps, is_pieces
 
@@ -32,6 +33,7 @@ class Bundle:
         source_lang, target_lang: languages; None: as in the checkpoint
         beam, lenpen, max_len_a, max_len_b: search settings of the model's experiment; None if not recorded
         gnmt_lenpen: whether the length penalty is GNMT's
+        program: the program that reads the directory *checkpoint*, `CTRANSLATE2` or `TRANSFORMERS`; "": this package
     """
 
     checkpoint: str
@@ -46,6 +48,7 @@ class Bundle:
     max_len_a: float | None = None
     max_len_b: int | None = None
     gnmt_lenpen: bool = False
+    program: str = ""
 
     def text_steps(self, source_lang: str, target_lang: str, source: Dictionary) -> TextSteps:
         """Return the conversion between raw text and tokens, for the model's languages and source dictionary."""
@@ -57,14 +60,17 @@ def find_bundle(path: str, **given: Any) -> Bundle:
     """Find the parts of the model at *path*; values in *given* that are not None override them.
 
     Args:
-        path: the directory of a recipe (of one seed), a packaged model, or a checkpoint
+        path: the directory of a recipe (of one seed), of a packaged model, or of an export for CTranslate2 or
+            transformers; or a checkpoint
 
     Raises:
-        UsageError: a part is missing, a packaged model is invalid, or the model has the format of another program
+        UsageError: a part is missing, a packaged model or an export is invalid, or *path* is not a model
     """
     other_formats.reject(path)
     given = {name: value for name, value in given.items() if value is not None}
-    if packaged.is_package(path):
+    if program_of(path):
+        found = _of_export(packaged.folder_of(path))
+    elif packaged.is_package(path):
         found = _of_package(packaged.folder_of(path))
     elif os.path.isdir(path):
         found = _of_recipe(path)
@@ -96,6 +102,13 @@ def _of_package(folder: str) -> dict[str, Any]:
     name = packaged.codes_of(config)
     codes = os.path.join(folder, name) if name else None
     return {"checkpoint": checkpoint, "data": folder, "codes": codes, **languages, **steps, **config["search"]}
+
+
+def _of_export(folder: str) -> dict[str, Any]:
+    record, program = read_record(folder), program_of(folder)
+    codes = codes_in(folder) if program == CTRANSLATE2 else None  # a tokenizer of transformers has its sub-words
+    parts = {"checkpoint": folder, "data": folder, "codes": codes, "program": program}
+    return {**parts, **record["task"], **record["text"], **record["search"]}
 
 
 def _of_recipe(folder: str) -> dict[str, Any]:

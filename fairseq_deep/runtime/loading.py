@@ -15,9 +15,12 @@ from fairseq_deep.errors import UsageError
 
 from .bundle import Bundle
 from .dictionary import Dictionary, check_hashes, hash_symbols
+from .exported import CTRANSLATE2
 from .files import checksum
 from .model import StoredModel, build_model, read_stored
 from .text import is_part
+
+_IMPORT = ", or convert it with fairseq-deep import --from huggingface"
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,12 @@ def load_model(bundle: Bundle) -> LoadedModel:
     """Load the model of *bundle*.
 
     Raises:
-        UsageError: a file cannot be read, the languages are unknown, or the parts do not fit together
+        UsageError: a file cannot be read, the languages are unknown, the parts do not fit together, or the model is an
+            export for another program
     """
+    if bundle.program:
+        cure = "give the model that it was exported from" + _IMPORT * (bundle.program != CTRANSLATE2)
+        raise UsageError(f"{bundle.checkpoint} is a model of {bundle.program}, only for translate and serve: {cure}")
     stored = read_stored(bundle.checkpoint)
     languages = languages_of(bundle, stored.task)
     sides = [Dictionary.load(f"{bundle.data}/dict.{language}.txt") for language in languages]

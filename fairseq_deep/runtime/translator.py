@@ -18,12 +18,11 @@ from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.errors import UsageError
 
 from .bundle import Bundle, find_bundle, search_of
-from .engines import ENGINES
-from .engines.choice import Request
+from .engines import open_engine
 
 RULES = {
     **{name: Range(1) for name in ("batch_size", "max_tokens", "nbest", "parallel")},
-    **{"precision": ("fp32", "bf16", "int8"), "engine": ENGINES},
+    "precision": ("fp32", "bf16", "int8"),
 }
 """Ranges and names of the arguments of :class:`Translator`."""
 
@@ -45,13 +44,11 @@ class Translator:
         batch_size, max_tokens: maximum number of sentences, and of tokens with padding, per batch
         cpu: do not use a GPU
         nbest: hypotheses per sentence
-        engine: "torch", "ctranslate2", or "auto": CTranslate2 if it gives the same translations, otherwise torch
-        cache_dir: directory of models converted for CTranslate2; None: the user's cache
         parallel: batches that CTranslate2 translates at once; they share torch's threads
         decoding: fields of :class:`SearchOptions` (default: as in the first model's experiment)
 
     Attributes:
-        engine: has a "name", and a "note" with the reason for its choice or the path of its model
+        engine: the engine of the model's format; see `engines`
         options: search options
         facts: see :class:`ModelFacts`
         on_batch: called after each batch with its number of sentences
@@ -59,7 +56,7 @@ class Translator:
 
     Raises:
         UsageError: a model cannot be loaded, an argument is invalid or unknown, the models cannot form an ensemble, or
-            CTranslate2 does not support them
+            their format does not support a request
     """
 
     def __init__(
@@ -70,13 +67,11 @@ class Translator:
         max_tokens: int = 4000,
         cpu: bool = False,
         nbest: int = 1,
-        engine: str = "torch",
-        cache_dir: str | None = None,
         parallel: int = 1,
         **decoding: Any,
     ):
         settings = {"precision": precision, "batch_size": batch_size, "max_tokens": max_tokens, "cpu": cpu,
-                    "nbest": nbest, "engine": engine, "cache_dir": cache_dir, "parallel": parallel}  # fmt: skip
+                    "nbest": nbest, "parallel": parallel}  # fmt: skip
         check_fields(settings, Translator.__init__, RULES)
         known = [field.name for field in fields(SearchOptions)]
         for name in decoding:
@@ -91,8 +86,7 @@ class Translator:
         self.options = SearchOptions(**{**search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen, **decoding})
         self.nbest = min(nbest, self.options.beam)
         device = "cuda" if torch.cuda.is_available() and not cpu else "cpu"
-        request = Request(bundles, self.options, self.nbest, precision, device, cache_dir, parallel)
-        self.engine = request.open(engine)
+        self.engine = open_engine(bundles, self.options, precision, device, parallel)
         self.source, self.target, self.facts = self.engine.source, self.engine.target, self.engine.facts
         self.source_lang, self.target_lang = self.engine.languages
         self.on_batch: Callable[[int], Any] = lambda sentences: None
@@ -102,7 +96,7 @@ class Translator:
 
     @property
     def models(self) -> list[Transformer]:
-        """The models of the torch engine; empty for CTranslate2."""
+        """The models of the torch engine; empty for other engines."""
         return self.engine.models
 
     @overload

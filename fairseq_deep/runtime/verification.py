@@ -1,11 +1,12 @@
-"""Sentences and results of a comparison between an export and its model."""
+"""Comparison of an export with its model: sentences, scores and translations."""
 
 from __future__ import annotations
 
 import glob
+import operator
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,13 +44,79 @@ class Report(NamedTuple):
         found = f"{self.measure} of {self.sentences} sentences within {self.difference:.1e}"
         return found if self.equal is None else f"{found}, {self.equal} of {self.sentences} translations equal"
 
-    def differing(self, share: float) -> str:
-        """Return the number of differing translations if fewer than *share* of them are equal, otherwise "".
 
-        One translation may always differ, since rounding decides between hypotheses with nearly equal scores.
-        """
-        unequal = 0 if self.equal is None else self.sentences - self.equal
-        return f"{unequal} of {self.sentences} sentences" if unequal > max(1, (1 - share) * self.sentences) else ""
+class Side(NamedTuple):
+    """One of two models in a comparison.
+
+    Attributes:
+        translate: returns the tokens of the best translation of each item in a batch, with end-of-sentence
+        score: returns scores of given translations of a batch, in one tensor
+    """
+
+    translate: Callable[[Sequence[Any]], list[list[int]]]
+    score: Callable[[Sequence[Any], list[list[int]]], Tensor]
+
+
+class Limits(NamedTuple):
+    """Limits of a comparison.
+
+    Attributes:
+        difference: limit of the maximum difference of scores, relative to the largest score if that is above 1
+        mean: limit of their mean difference instead; None: see *difference*
+        share: share of translations that must be equal; None: any. One may always differ, since rounding decides
+            between hypotheses with nearly equal scores
+        same: whether two translations are equal
+    """
+
+    difference: float
+    mean: float | None = None
+    share: float | None = None
+    same: Callable[[list[int], list[int]], bool] = operator.eq
+
+
+@torch.inference_mode()
+def compare(
+    program: str, measure: str, ours: Side, theirs: Side, items: Sequence[Any], limits: Limits, real: bool = True
+) -> Report:
+    """Compare *theirs*, the export for *program*, with *ours*, the model, on the same sentences.
+
+    Args:
+        measure: the compared scores, such as "logits"
+        items: the sentences, in the form that both sides accept
+        real: whether the sentences are real; otherwise translations are not compared
+
+    Raises:
+        UsageError: the results differ by more than rounding
+    """
+    differences, scale, equal = [torch.zeros(0)], 1.0, 0
+    for batch in batches(sorted(items, key=lambda item: -len(item))):
+        best = ours.translate(batch)
+        expected, found = ours.score(batch, best), theirs.score(batch, best)
+        differences.append((found - expected).abs().flatten())
+        scale = max(scale, float(expected.abs().max()))
+        equal += sum(map(limits.same, best, theirs.translate(batch))) if real else 0
+    difference = torch.cat(differences)
+    report = Report(measure, len(items), float(difference.max()), equal if real else None)
+    if limits.mean is not None:
+        if not difference.mean() <= limits.mean:  # true for NaN
+            raise UsageError(f"{program}: {measure} differ from the model's (by {difference.mean():.1e} on average)")
+    elif not report.difference <= limits.difference * scale:
+        raise UsageError(f"{program}: {measure} differ from the model's (by up to {report.difference:.1e})")
+    unequal = report.sentences - equal
+    if real and limits.share is not None and unequal > max(1, (1 - limits.share) * report.sentences):
+        raise UsageError(f"{program}: translations differ from the model's for {unequal} of {len(items)} sentences")
+    return report
+
+
+def logits_of(model: Any, source: Tensor, targets: list[list[int]]) -> Tensor:
+    """Return our *model*'s logits for the tokens of *targets*, tokens x V."""
+    inputs = shifted(targets)
+    return model(source, None, inputs)[0].float()[inputs.ne(Dictionary.pad)]
+
+
+def shifted(targets: list[list[int]]) -> Tensor:
+    """Return the decoder's inputs for *targets*, which begin with end-of-sentence."""
+    return padded([[Dictionary.eos, *target[:-1]] for target in targets])
 
 
 def sentences(

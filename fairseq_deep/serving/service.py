@@ -41,7 +41,7 @@ class ServedModel:
         """Return the model's properties for the page, without paths of this machine."""
         translator, facts = self.translator, self.translator.facts
         folder, name = os.path.dirname(os.path.abspath(self.bundle.checkpoint)), ""
-        if packaged.is_package(self.bundle.checkpoint):
+        if packaged.is_package(self.bundle.checkpoint) and not self.bundle.program:
             name = packaged.read_config(folder)["name"]
         return {
             "source": self.pair.source,

@@ -66,9 +66,10 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(path: str) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the content of *path* as rows of a table, and a list of unusual findings."""
-    from fairseq_deep.runtime import other_formats, packaged
+    from fairseq_deep.runtime import packaged
+    from fairseq_deep.runtime.exported import program_of
 
-    program = other_formats.program_of(path)
+    program = program_of(path)
     if program:
         files = ", ".join(sorted(os.listdir(packaged.folder_of(path))))
         return [("kind", f"model for {program}"), ("uninspected", files)], []

@@ -8,29 +8,24 @@ stores the encoder and a decoding step as programs of torch.export in one file.
 """
 
 import argparse
-import contextlib
 import os
-import re
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 from fairseq_deep.tools import (
     UsageError,
     at_least_one,
     check_fairseq,
-    check_new_folder,
     check_outputs,
     load_checkpoint,
     model_flags,
-    new_folder,
     save_checkpoint,
     translate,
 )
+from fairseq_deep.tools.alternatives import naming_others
 from fairseq_deep.tools.flags import added
 
-FORMATS = ("fairseq", "ctranslate2", "huggingface", "torch")
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
+FORMATS = ("fairseq", "ctranslate2", "huggingface", "torch")
 DTYPES = ("float32", "bfloat16", "float16")
 PARTS = ("data", "source_lang", "target_lang", "tokenizer", "lowercase")
 OF_FORMATS = {
@@ -40,9 +35,6 @@ OF_FORMATS = {
     **{name: ("torch",) for name in ("beam", "capacity", "dtype")},
 }  # fmt: skip
 """The formats that support an option."""
-OTHERS = "use --format torch, or fairseq-deep package (most models)"
-"""Alternatives for models that a format does not support."""
-DEEP = "; a new deep model with --layer-agg residual --residual completep has all formats"
 TABLES = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
 """Modules that fairseq's flags can tie."""
 
@@ -84,18 +76,11 @@ def run(args: argparse.Namespace) -> int:
         from fairseq_deep.tools import torch_format
 
         return torch_format.write(args)
-    return write_ctranslate2(args) if args.format == "ctranslate2" else write_fairseq(args)
+    if args.format == "ctranslate2":
+        from fairseq_deep.tools import ctranslate2_export
 
-
-@contextlib.contextmanager
-def naming_others() -> Iterator[None]:
-    """Add the alternatives to the error for a model that the format does not support."""
-    try:
-        yield
-    except UsageError as error:
-        fixed = re.search(": (use|train with) ", error.message)
-        deep = DEEP * (" --layer-agg " in error.message)
-        raise UsageError(f"{error.message}{deep}; {'or ' * bool(fixed)}{OTHERS}") from error
+        return ctranslate2_export.write(args)
+    return write_fairseq(args)
 
 
 def write_fairseq(args: argparse.Namespace) -> int:
@@ -158,27 +143,6 @@ def _name_stock_parts(config: Any) -> None:
         if hasattr(settings, "get") and settings.get("_name") in ours:
             kept = {name: value for name, value in settings.items() if name not in own}
             config[part] = {**kept, "_name": stock}
-
-
-def write_ctranslate2(args: argparse.Namespace) -> int:
-    """Write the model in CTranslate2's format with its sub-words, and compare it with the original."""
-    from fairseq_deep.runtime import load_model, packaged
-    from fairseq_deep.runtime.engines.ct2_convert import convert, make_plain
-    from fairseq_deep.runtime.text import is_pieces
-
-    check_new_folder(args.output)
-    bundle = translate.find_parts(args.checkpoint, args)
-    loaded = load_model(bundle)
-    with naming_others():
-        plain = make_plain(bundle, loaded)
-    quantization = args.quantization or QUANTIZATIONS[0]
-    with new_folder(args.output) as folder:
-        report = convert(bundle, loaded, plain, folder, quantization)
-        if bundle.codes is not None:
-            kind = "sentencepiece" if is_pieces(bundle.codes) else "subword-nmt"
-            shutil.copyfile(bundle.codes, os.path.join(folder, packaged.CODES[kind]))
-    print(f"{bundle.checkpoint} -> {args.output}: for CTranslate2, {quantization}; {report}")
-    return 0
 
 
 def loaded_model(path: str, weights: dict[str, Any], flags: argparse.Namespace) -> Any:

@@ -1,27 +1,46 @@
 """Export of a trained model to a directory that transformers loads without this package, with a check."""
 
 import argparse
-import contextlib
 import copy
+import dataclasses
 import glob
 import os
+import random
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fairseq_deep.core.language_tags import TAG
+from fairseq_deep.core.search import BeamSearch, SearchOptions
+from fairseq_deep.runtime import text as text_steps
+from fairseq_deep.runtime.engines.transformers_engine import TARGET, ended, quiet
+from fairseq_deep.runtime.exported import TRANSFORMERS, write_record
+from fairseq_deep.runtime.loading import ModelFacts
+from fairseq_deep.runtime.text import joined
+from fairseq_deep.runtime.verification import (
+    DRAWN,
+    LONGEST,
+    Limits,
+    Report,
+    Side,
+    compare,
+    logits_of,
+    padded,
+    shifted,
+)
 from fairseq_deep.tools import UsageError, check_new_folder, new_folder, read_lines, translate, write_text
 from fairseq_deep.tools import huggingface_format as form
 from fairseq_deep.tools import huggingface_tokenizer as text
-from fairseq_deep.tools.export import naming_others
+from fairseq_deep.tools.alternatives import naming_others
 from fairseq_deep.tools.huggingface_pieces import Pieces, tags_of
 
 OTHER_TAG = re.compile(r"[^\w&].*[^\W\d_].*|__.*")
 """Tags such as >>de<< and __de__, but not @-@, &quot; and words that other steps of a corpus joined."""
 
-TARGET = "target"
-"""Directory of the target tokenizer, if there are two dictionaries."""
+SHARE, LENPEN = 0.98, 0.6
+"""Share of translations that must be equal, and minimum length penalty of this check. With smaller penalties, the
+searches differ: transformers compares all hypotheses that end at the same step, and fairseq stops at the first ones."""
 TOLERANCE, SHORT_FORM = 1e-5, 1e-4
 """Maximum difference of logits, relative to the largest one if that is above 1. The second value applies if folding
 changes the eps of DeepNet's first norms, as with fixed positions."""
@@ -60,22 +79,6 @@ def check_package() -> None:
         import transformers  # noqa: F401
     except ImportError as error:
         raise UsageError(f"this requires transformers ({error}): pip install 'transformers>=5'") from error
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress transformers' progress bars and messages."""
-    from transformers.utils import logging
-
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def write(args: argparse.Namespace) -> int:
@@ -145,7 +148,7 @@ def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: lis
         given: the name of a file with sentences for the check, and its lines; None: the recipe's test set
     """
     from fairseq_deep.runtime import search_of, verification
-    from fairseq_deep.tools import huggingface_card, huggingface_check
+    from fairseq_deep.tools import huggingface_card
 
     model, loaded, search = parts.plain, parts.loaded, search_of(parts.bundle)
     languages = (loaded.source_lang, loaded.target_lang)
@@ -160,24 +163,25 @@ def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: lis
     limit = write_tokenizers(folder, parts)
     origin, texts = verification.sentences(parts.bundle, loaded, parts.steps, args.verify_sentences, given)
     if origin == verification.RANDOM:
-        texts = huggingface_check.random_texts(loaded.source, parts.steps.kind)
+        texts = random_texts(loaded.source, parts.steps.kind)
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     unigram = isinstance(parts.subwords, Pieces) and parts.subwords.unigram
     meanings = parts.sizes.meanings
-    rows, ties = huggingface_check.encode(tokenizer, texts, parts.steps.cut, loaded.source, meanings, unigram)
+    rows, ties = encode(tokenizer, texts, parts.steps.cut, loaded.source, meanings, unigram)
     rows = [row for row in rows if 1 < len(row) <= limit][: args.verify_sentences]
     if not rows:
         raise UsageError(f"{origin} has no sentence of at most {limit} tokens to check the export with")
     means = [*range(len(loaded.source)), *meanings]
     plain = [[means[index] for index in row] for row in rows]
     real = origin != verification.RANDOM
-    report = huggingface_check.check_export(folder, loaded.model, search, rows, plain, real, parts.tolerance)
+    report = check_export(folder, loaded.model, search, list(map(Sentence, rows, plain)), real, parts.tolerance)
     found = f"{report} ({origin}, beam {search['beam']}, lenpen {search['lenpen']:g})"
     found += f"; {ties} of {len(texts)} sentences have pieces with equal scores in another order" if ties else ""
     card = huggingface_card.make(parts, args, search, name, size, found)
     write_text(os.path.join(folder, "README.md"), card)
+    write_record(folder, parts.bundle, search, ModelFacts.of([loaded]), languages)
     return name, found
 
 
@@ -190,3 +194,101 @@ def write_tokenizers(folder: str, parts: Parts) -> int:
         own = text.make_tokenizer(parts.vocabularies[1], parts.subwords, limits[1])
         text.save_tokenizer(own, os.path.join(folder, TARGET))
     return limits[0]
+
+
+def random_texts(source: Any, kind: str | None) -> list[str]:
+    """Return tokenised text of random entries of the dictionary *source*, without tags, identical at each call.
+
+    Args:
+        kind: kind of sub-words, as in `TextSteps`
+    """
+    draws, words = random.Random(1), [symbol for symbol in source.symbols[4:] if not text_steps.TAG.fullmatch(symbol)]
+    lines = [draws.choices(words, k=draws.randint(2, LONGEST)) for _ in range(DRAWN)]
+    return [joined(" ".join(line), kind or "subword-nmt") for line in lines]
+
+
+def encode(
+    tokenizer: Any, texts: Sequence[str], cut: Any, source: Any, meanings: Sequence[int], unigram: bool = False
+) -> tuple[list[list[int]], int]:
+    """Return the ids of tokenised *texts* from transformers' tokenizer, and the number of texts with other tie-breaks.
+
+    Args:
+        cut: the function from words to sub-words; None: tokens are words
+        source: the dictionary
+        meanings: see `make_vocabulary`
+        unigram: whether the sub-words are SentencePiece's unigram model. It sums scores in single precision, so
+            rounding decides between orders of the same pieces
+
+    Raises:
+        UsageError: the ids differ from fairseq's tokens
+    """
+    rows, ties = tokenizer(list(texts)).input_ids, 0
+    for line, row in zip(texts, rows):
+        expected = source.encode(cut(line) if cut else line).tolist()
+        found = [index if index < len(source) else meanings[index - len(source)] for index in row]
+        if found != expected and not (unigram and sorted(found) == sorted(expected)):
+            raise UsageError(f"the tokenizer for transformers splits a sentence differently ({line[:60]!r})")
+        ties += found != expected
+    return rows, ties
+
+
+@dataclasses.dataclass(frozen=True)
+class Sentence:
+    """A source as ids of transformers' tokenizer, and as indices of the dictionary."""
+
+    row: list[int]
+    plain: list[int]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def check_export(
+    folder: str, model: Any, search: dict[str, Any], sentences: Sequence[Sentence], real: bool, tolerance: float
+) -> Report:
+    """Compare the export in *folder* with its *model*.
+
+    Args:
+        search: "beam", "lenpen", "max_len_a" and "max_len_b"
+        real: whether the sentences are real; then translations are also compared
+        tolerance: tolerance of logits, relative to the largest one if that is above 1
+
+    Raises:
+        UsageError: the results differ by more than rounding
+    """
+    from transformers import AutoModelForSeq2SeqLM
+
+    other = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True).eval()
+    decoding = BeamSearch([copy.deepcopy(model).prepare_for_decoding()], SearchOptions(**search))
+
+    def translate(batch: Sequence[Sentence]) -> list[list[int]]:
+        return [found[0]["tokens"].tolist() for found in decoding(padded([each.plain for each in batch]))]
+
+    def generate(batch: Sequence[Sentence]) -> list[list[int]]:
+        rows = padded([each.row for each in batch])
+        limit = form.longest(search, rows.size(1), model.decoder.max_positions())
+        output = other.generate(input_ids=rows, attention_mask=rows.ne(form.PAD), max_new_tokens=limit)
+        return [ended(row).tolist() for row in output]
+
+    sides = (
+        Side(translate, our_logits(model)),
+        Side(generate, their_logits(other, model.decoder.embed_tokens.num_embeddings)),
+    )
+    limits = Limits(tolerance, share=SHARE if search["lenpen"] >= LENPEN else None)
+    return compare(TRANSFORMERS, "logits", *sides, sentences, limits, real)
+
+
+def our_logits(model: Any) -> Any:
+    """Return the function from sentences and targets to the *model*'s logits."""
+    return lambda batch, targets: logits_of(model, padded([each.plain for each in batch]), targets)
+
+
+def their_logits(model: Any, size: int) -> Any:
+    """Return the function from sentences and targets to the logits of transformers' *model*, for *size* ids."""
+
+    def score(batch: Sequence[Sentence], targets: list[list[int]]) -> Any:
+        rows, inputs = padded([each.row for each in batch]), shifted(targets)
+        whole = {"decoder_input_ids": inputs, "use_cache": False}  # with a cache, FSMT does not mask later positions
+        return model(input_ids=rows, attention_mask=rows.ne(form.PAD), **whole).logits[..., :size][inputs.ne(form.PAD)]
+
+    return score

@@ -72,9 +72,9 @@ def load(folder: str, found: Any) -> tuple[Any, Any, Any, float]:
 
     from fairseq_deep.errors import one_line
     from fairseq_deep.runtime.model import StoredModel, build_model
-    from fairseq_deep.runtime.verification import padded
+    from fairseq_deep.runtime.verification import Limits, Side, compare
     from fairseq_deep.tools import huggingface_import
-    from fairseq_deep.tools.huggingface_check import compare_logits
+    from fairseq_deep.tools.huggingface_export import TOLERANCE, Sentence, our_logits, their_logits
 
     try:
         other = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
@@ -92,10 +92,16 @@ def load(folder: str, found: Any) -> tuple[Any, Any, Any, float]:
     model = build_model(stored, source, target)
     draws = torch.Generator().manual_seed(1)
     sources, targets = (_random(len(each), flags.max_source_positions, draws) for each in (source, target))
-    batch = padded(sources)
-    difference = compare_logits(model, other, batch, batch, targets)
+    given = {tuple(row): wanted for row, wanted in zip(sources, targets)}
+
+    def translate(batch: list[Sentence]) -> list[list[int]]:
+        return [given[tuple(each.plain)] for each in batch]
+
+    sides = Side(translate, our_logits(model)), Side(translate, their_logits(other, len(target)))
+    sentences = [Sentence(row, row) for row in sources]
+    report = compare("transformers", "logits", *sides, sentences, Limits(TOLERANCE), real=False)
     stored.tensors = model.state_dict()
-    return stored, source, target, difference
+    return stored, source, target, report.difference
 
 
 def _random(size: int, longest: int, draws: Any) -> list[list[int]]:

@@ -32,11 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the package, and verify it before it is renamed to its final name."""
     from fairseq_deep.runtime import other_formats, packaged
+    from fairseq_deep.runtime.exported import program_of
 
     output = os.path.abspath(args.output)
     check_new_folder(args.output)
     other_formats.reject(args.model)
-    if packaged.is_package(args.model):
+    if packaged.is_package(args.model) and not program_of(args.model):
         raise UsageError(f"{args.model} is already a packaged model: copy the directory")
     content = collect(args, os.path.basename(output))
     with new_folder(output) as folder:

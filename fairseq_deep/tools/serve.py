@@ -54,7 +54,7 @@ def origin(text: str) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add models, the address, limits and the search."""
-    kinds = "directory of a recipe or of a packaged model, or checkpoint; one per language pair"
+    kinds = "run, package, checkpoint, or directory for CTranslate2 or transformers; one per language pair"
     parser.add_argument("models", metavar="MODEL", nargs="+", help=kinds)
     parser.add_argument("--pair", type=pair, action="append", metavar="SRC:TGT",
                         help="languages, once per MODEL, in the same order (default: as named by the models)")
@@ -81,7 +81,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--window", type=translate.number, default=10.0, metavar="MS",
                         help="time to collect requests for a batch, in milliseconds (default: 10)")  # fmt: skip
     translate.add_search(parser)
-    translate.add_engine(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 def load(args: argparse.Namespace) -> list[Any]:
     """Load the models; they must have different languages."""
     from fairseq_deep.runtime import find_bundle
-    from fairseq_deep.serving.service import ServedModel, check_pairs, log
+    from fairseq_deep.serving.service import ServedModel, check_pairs
 
     pairs = args.pair or [(None, None)] * len(args.models)
     if len(pairs) != len(args.models):
@@ -119,8 +118,5 @@ def load(args: argparse.Namespace) -> list[Any]:
     for path, (source, target) in zip(args.models, pairs):
         bundle = find_bundle(path, source_lang=source, target_lang=target, gnmt_lenpen=args.gnmt_lenpen)
         models.append(ServedModel(translate.load(options, [bundle], limit_each=True), bundle))
-        if args.engine != "torch":
-            pair, engine = models[-1].pair, models[-1].translator.engine
-            log("engine", source=pair.source, target=pair.target, engine=engine.name, note=engine.note)
         check_pairs([(model.pair, name) for model, name in zip(models, args.models)])
     return models

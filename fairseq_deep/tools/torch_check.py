@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from fairseq_deep.core.search import BeamSearch, SearchOptions
-from fairseq_deep.runtime.verification import Report, batches, padded
-from fairseq_deep.tools import UsageError
+from fairseq_deep.runtime.verification import Limits, Report, Side, compare, logits_of, padded, shifted
 
-PAD, EOS = 1, 2
+PAD = 1
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 """Maximum difference of log-probabilities by the type of the weights, relative to the largest one if that is above 1;
 in half precision, eight units in the last place."""
@@ -45,9 +44,7 @@ class ProgramModel:
         """Return the number of positions in the caches."""
         return self.capacity
 
-    def __call__(
-        self, prev_output_tokens: Tensor, encoder_out: dict, incremental_state: dict
-    ) -> tuple[Tensor, dict]:
+    def __call__(self, prev_output_tokens: Tensor, encoder_out: dict, incremental_state: dict) -> tuple[Tensor, dict]:
         """Return scores (rows x 1 x V) for the next token; the first step has a row per sentence."""
         state, words = incremental_state, prev_output_tokens[:, -1:]
         if "caches" not in state:
@@ -83,54 +80,44 @@ def check_programs(
     Raises:
         UsageError: the results differ by more than rounding
     """
-    search, other = settings["search"], ProgramModel(*programs, settings)
-    difference, equal, order = 0.0, 0, sorted(range(len(rows)), key=lambda row: -len(rows[row]))
-    for numbers in batches(order):
-        source = padded([rows[number] for number in numbers])
-        longest = min(int(search["max_len_a"] * source.size(1) + search["max_len_b"]), settings["capacity"] - 1)
-        limits = {"max_len_a": 0, "max_len_b": longest}
-        options = SearchOptions(**{**search, **limits})
-        own, found = (
-            [hypotheses[0]["tokens"].tolist() for hypotheses in BeamSearch([each], options)(source)]
-            for each in (model, other)
-        )
-        equal += sum(map(list.__eq__, own, found))
-        difference = max(difference, compare(programs, model, source, own, search["beam"]))
-    precise = model.decoder.embed_tokens.weight.dtype == torch.float32
-    report = Report("log-probabilities", len(rows), difference, equal)
-    differing = report.differing(SHARE) if precise else ""
-    if differing:
-        raise UsageError(f"the programs' translations differ for {differing}")
-    return report
+    search = settings["search"]
+
+    def searching(system: Any) -> Callable:
+        def translate(batch: Sequence[list[int]]) -> list[list[int]]:
+            longest = int(search["max_len_a"] * max(map(len, batch)) + search["max_len_b"])
+            limits = {"max_len_a": 0, "max_len_b": min(longest, settings["capacity"] - 1)}
+            found = BeamSearch([system], SearchOptions(**{**search, **limits}))(padded(batch))
+            return [hypotheses[0]["tokens"].tolist() for hypotheses in found]
+
+        return translate
+
+    def score(batch: Sequence[list[int]], targets: list[list[int]]) -> Tensor:
+        return logits_of(model, padded(batch), targets).log_softmax(-1)
+
+    def other_score(batch: Sequence[list[int]], targets: list[list[int]]) -> Tensor:
+        return log_probabilities(programs, padded(batch), targets, search["beam"])
+
+    dtype = model.decoder.embed_tokens.weight.dtype
+    sides = Side(searching(model), score), Side(searching(ProgramModel(*programs, settings)), other_score)
+    limits = Limits(TOLERANCES[dtype], share=SHARE if dtype == torch.float32 else None)
+    return compare("torch.export", "log-probabilities", *sides, rows, limits)
 
 
-@torch.no_grad()
-def compare(
-    programs: tuple[Callable, Callable], model: Any, source: Tensor, targets: list[list[int]], beam: int
-) -> float:
-    """Return the maximum difference of log-probabilities over all tokens, given the *targets*.
+def log_probabilities(
+    programs: tuple[Callable, Callable], source: Tensor, targets: list[list[int]], beam: int
+) -> Tensor:
+    """Return the log-probabilities of *programs* for the tokens of *targets*, tokens x V.
 
     Args:
         source: B x S
-        targets: tokens of the target sentences
         beam: beam width of the programs
-
-    Raises:
-        UsageError: the difference is larger than rounding
     """
     encode, step = programs
-    inputs = padded([[EOS, *target[:-1]] for target in targets])
-    expected = model(source, None, inputs)[0]
-    tolerance, expected = TOLERANCES[expected.dtype], expected.float().log_softmax(-1)
+    inputs = shifted(targets)
     tensors, caches = encode(source)
     order, steps = torch.zeros(len(source), beam, dtype=torch.long), []
     for position, words in enumerate(inputs.t()):
         words = words.unsqueeze(1).repeat(1, beam)
         scores, caches = step(words, order, torch.tensor([position]), tensors, caches)
         steps.append(scores[:, -1].float().log_softmax(-1))
-    words = inputs.ne(PAD)
-    expected, found = expected[words], torch.stack(steps, 1)[words]
-    difference, scale = float((found - expected).abs().max()), float(expected.abs().max())
-    if not difference <= tolerance * max(1.0, scale):
-        raise UsageError(f"the programs' log-probabilities differ (by {difference:.1e})")
-    return difference
+    return torch.stack(steps, 1)[inputs.ne(PAD)]

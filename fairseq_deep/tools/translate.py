@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 from fairseq_deep.errors import printable
-from fairseq_deep.runtime.engines import ENGINES
 from fairseq_deep.tools import UsageError, at_least_one, check_outputs, read_lines, replacing, stdin
 
 CHUNK = 2000  # number of lines sorted by length together
@@ -38,7 +37,7 @@ def number(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add models, input and output, the search, and the parts of a single checkpoint."""
-    kinds = "directory of a recipe or of a packaged model, or checkpoint; several models form an ensemble"
+    kinds = "run, package, checkpoint, or directory for CTranslate2 or transformers; several form an ensemble"
     parser.add_argument("models", metavar="MODEL", nargs="+", help=kinds)
     parser.add_argument("--input", default="-", metavar="FILE",
                         help="UTF-8 text, one sentence per line, plain or .gz (default: stdin)")  # fmt: skip
@@ -50,19 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--line-by-line", action="store_true",
                         help="translate each line immediately, as on a terminal")  # fmt: skip
     add_search(parser)
-    add_engine(parser)
     add_parts(parser)
-
-
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of an engine."""
-    group = parser.add_argument_group("engine")
-    group.add_argument(
-        "--engine", choices=ENGINES, default="torch",
-        help="auto: CTranslate2 if it gives the same translations, otherwise torch (default: torch)",
-    )  # fmt: skip
-    group.add_argument("--cache-dir", metavar="DIR", help="directory of converted models (default: "
-                       "$XDG_CACHE_HOME/fairseq_deep/ctranslate2, or under ~/.cache)")  # fmt: skip
 
 
 def add_search(parser: argparse.ArgumentParser, beam: int | None = None) -> None:
@@ -122,8 +109,6 @@ def run(args: argparse.Namespace) -> int:
     lines = None if args.input == "-" else read_lines(args.input, may_be_empty=True)
     stay = args.input == "-" and stdin().isatty() or args.line_by_line
     translator = load(args, bundles, 1 if stay else os.cpu_count() or 1)
-    if args.engine != "torch":
-        note(f"engine {translator.engine.name}: {translator.engine.note}")
     chunks = split(lines if lines is not None else stdin_lines(), 1 if stay else CHUNK)
     total = len(lines) if lines is not None else 0
     if args.output == "-":
@@ -157,11 +142,8 @@ def load(args: argparse.Namespace, bundles: list[Any], parallel: int = 1, **more
     search = {**search_of(bundles[0]), **asked, **more}
     if args.nbest > search["beam"]:
         raise UsageError(f"--nbest {args.nbest} exceeds --beam {search['beam']}: choose a larger beam")
-    engine, cache = getattr(args, "engine", "torch"), getattr(args, "cache_dir", None)  # distill lacks these flags
-    if cache is not None and engine == "torch":
-        raise UsageError("--cache-dir requires --engine auto or ctranslate2: add one, or omit --cache-dir")
     return Translator(bundles, args.decode_precision, args.batch_size, args.max_tokens, args.cpu, args.nbest,
-                      engine, cache, parallel, **search)  # fmt: skip
+                      parallel, **search)  # fmt: skip
 
 
 def note(text: str) -> None:
@@ -242,21 +224,12 @@ def write(
             progress.show(done)
     finally:
         progress.end()
-    note_torch(translator.engine, done)
     if 2 * translator.unknown > translator.tokens:
         found = f"{translator.unknown:,} of {translator.tokens:,} tokens of the text are unknown to the model"
         note(f"warning: {found}; check the text's language, the dictionaries and the sub-words")
     if 10 * cut > done:
         note(f"warning: {cut:,} of {done:,} lines are in sub-words already, and were split again; give raw text")
     return 1 if failed else 0
-
-
-def note_torch(engine: Any, lines: int) -> None:
-    """Write the number of lines that torch translated instead of another engine, and the reasons, to stderr."""
-    if engine.by_torch:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in engine.reasons.most_common())
-        end = "; CTranslate2 gave no translation" * (engine.by_torch == engine.received)
-        note(f"engine torch for {engine.by_torch} of {lines} lines ({reasons}){end}")
 
 
 def as_json(line: int, source: str, found: Sequence[Any]) -> str:

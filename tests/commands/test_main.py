@@ -144,11 +144,11 @@ def test_closed_streams_are_reopened():
 
 @pytest.fixture
 def lone(tmp_path, monkeypatch):
-    """The names of a checkpoint and texts, and a model that is not asked: its engine has translated nothing."""
+    """The names of a checkpoint and texts, and a model that is not asked."""
     monkeypatch.chdir(tmp_path)
     for name in ("lone.pt", "ref.txt", "in.txt"):
         Path(name).write_text("" if name == "in.txt" else "{}\n")
-    nothing = SimpleNamespace(engine=SimpleNamespace(by_torch=0), unknown=0, tokens=0)
+    nothing = SimpleNamespace(unknown=0, tokens=0)
     monkeypatch.setattr("fairseq_deep.tools.translate.load", lambda *_: nothing)
 
 

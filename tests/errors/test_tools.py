@@ -348,10 +348,11 @@ ROWS = [
     ("translate nothing", "nothing does not exist: give the directory of a recipe, a packaged model, or a checkpoint"),
     ("translate dir", "dir has none of averaged.pt, checkpoints/checkpoint_best.pt, checkpoints/checkpoint_last.pt: "
      "give the directory of a recipe that has trained, or a checkpoint"),
-    ("translate ct2", "ct2 is a CTranslate2 model: load it with the package ctranslate2, or give the model that it was "
-     "exported from (translate and serve: with --engine ctranslate2)"),
-    ("translate hf", "hf is a model of transformers: load it with transformers, convert it with fairseq-deep import "
-     "--from huggingface, or give the model that it was exported from"),
+    ("translate ct2", "ct2 is a model of CTranslate2 without fairseq_deep.json: export the model again with this"),
+    ("translate hf", "hf is a model of transformers without fairseq_deep.json: export the model again with this "
+     "version, or convert it with fairseq-deep import --from huggingface"),
+    ("translate hf", "hf/fairseq_deep.json: nested more than 50 levels deep; export",
+     write(hf___fairseq_deep__json="[" * 60 + "]" * 60)),
     ("translate in.txt.tgz", "in.txt.tgz is an archive, not a model: unpack it, and give"),
     (f"translate {MODEL} in.txt", "in.txt is text, not a model: give text with --input"),
     (f"translate {MODEL} in.txt.gz", "in.txt.gz is text, not a model: give text with"),

@@ -16,8 +16,8 @@ FOLDER = ROOT / "docs/tools"
 PARSER, COMMANDS = make_parser()
 DRIVERS = {"recipe": Recipe, "compare": Compare}
 DOCUMENTED = sorted({*COMMANDS} - {*RAW} - {"path"})
-ELSEWHERE = {"serve": ["../serve.md"], "translate": ["engines.md"]}
-SHARED = "translate.md"  # options of search, engine and checkpoints
+ELSEWHERE = {"serve": ["../serve.md"]}
+SHARED = "translate.md"  # options of search and checkpoints
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for each in ("docs", "examples")
                               for path in (ROOT / each).rglob("*.md"))]  # fmt: skip
 LINES = [(page, words[1:]) for page in PAGES for words in command_lines(page, "fairseq-deep")]

@@ -27,11 +27,12 @@ CORE = [
 ]
 LEVELS = {part: level for level, parts in enumerate(CORE) for part in parts}
 TORCH_ONLY = {"torch", "numpy"}
-RUNTIME = {*TORCH_ONLY, "filelock", "safetensors", "sacremoses", "jieba", "subword_nmt", "sentencepiece", "ctranslate2"}
+RUNTIME = {*TORCH_ONLY, "filelock", "safetensors", "sacremoses", "jieba", "subword_nmt", "sentencepiece", "ctranslate2",
+           "transformers"}
 ALLOWED = {
     "core": TORCH_ONLY,
     "runtime": RUNTIME,
-    "huggingface": {*RUNTIME, "transformers", "huggingface_hub"},
+    "huggingface": {*RUNTIME, "huggingface_hub"},
     "serving": {*RUNTIME, "starlette", "uvicorn"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

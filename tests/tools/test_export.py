@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fairseq_deep.tools import main
-from fairseq_deep.tools.export import OTHERS, _name_stock_parts, plain_weights
+from fairseq_deep.tools.alternatives import OTHERS
+from fairseq_deep.tools.export import _name_stock_parts, plain_weights
 from tests.helpers.commands import PACKAGE, hypotheses, run, train_command
 from tests.helpers.models import tiny_flags
 

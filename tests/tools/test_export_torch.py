@@ -134,14 +134,14 @@ def test_the_check_sees_programs_that_are_wrong(checked):
     def unordered(words, order, *others):
         return step(words, torch.zeros_like(order), *others)
 
-    with pytest.raises(UsageError, match="the programs' translations differ for [2-6] of 6 sentences"):
+    with pytest.raises(UsageError, match="torch.export: translations differ from the model's for [2-6] of 6 sentences"):
         torch_check.check_programs((encode, unordered), settings, model, rows)
 
     def scaled(*inputs):
         scores, caches = step(*inputs)
         return 1.001 * scores, caches
 
-    with pytest.raises(UsageError, match=r"the programs' log-probabilities differ \(by \d.\de-0\d\)"):
+    with pytest.raises(UsageError, match=r"torch.export: log-probabilities differ from the model's \(by up to \d.\de-0\d\)"):
         torch_check.check_programs((encode, scaled), settings, model, rows)
 
 

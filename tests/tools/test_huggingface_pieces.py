@@ -9,7 +9,7 @@ from fairseq_deep.runtime import text
 from fairseq_deep.runtime.dictionary import Dictionary
 from fairseq_deep.tools import (
     UsageError,
-    huggingface_check,
+    huggingface_export,
     huggingface_import,
     huggingface_pieces,
     huggingface_tokenizer,
@@ -65,7 +65,7 @@ def test_raw_text_has_the_indices_of_sentencepiece(options, tmp_path):
     texts = [*lines, *tokenised_lines(1000, 12, 2), *hard_lines(1500), *SPECIAL]
     prepare = text.tokenizer_of("en", "none")
     raw = lambda line: cut(prepare(line))  # noqa: E731
-    rows, ties = huggingface_check.encode(tokenizer, texts, raw, own, meanings, pieces.unigram)
+    rows, ties = huggingface_export.encode(tokenizer, texts, raw, own, meanings, pieces.unigram)
     assert ties <= (10 if pieces.unigram else 0)
     assert sum(own.unk in row or max(row) >= len(own) for row in rows) > 100
     assert any(huggingface_pieces.START in name for name in vocabulary) != bool(pieces.bytes)
@@ -92,7 +92,7 @@ def test_tags_stay_whole_beside_merges(tmp_path):
     tokenizer = huggingface_tokenizer.make_tokenizer(vocabulary, merges, 200, TAGS)
     texts = [f"{tag} {line}" for tag in TAGS for line in lines] + ["a <2de> b", "<2zh>", "  <2de>  ab"]
     prepare, whole = text.tokenizer_of("en", "none"), text.cutter_of(str(tmp_path / "code"))
-    rows, _ = huggingface_check.encode(tokenizer, texts, lambda line: whole(prepare(line)), own, meanings)
+    rows, _ = huggingface_export.encode(tokenizer, texts, lambda line: whole(prepare(line)), own, meanings)
     huggingface_tokenizer.save_tokenizer(tokenizer, tmp_path / "saved")
     found = huggingface_import.read_vocabularies(str(tmp_path / "saved")).source
     assert found[: len(own)] == own.symbols
@@ -119,10 +119,10 @@ def test_only_orders_of_the_same_pieces_count_as_ties():
             return self
 
     own = Dictionary(["a", "b"])
-    assert huggingface_check.encode(Reversed(), ["a b"], None, own, [], True) == ([[5, 4, 2]], 1)
+    assert huggingface_export.encode(Reversed(), ["a b"], None, own, [], True) == ([[5, 4, 2]], 1)
     for line, unigram in (("a b", False), ("a a", True)):
         with pytest.raises(UsageError, match="splits a sentence differently"):
-            huggingface_check.encode(Reversed(), [line], None, own, [], unigram)
+            huggingface_export.encode(Reversed(), [line], None, own, [], unigram)
 
 
 def test_a_multilingual_model_is_exported_with_its_tags(tmp_path, capsys):

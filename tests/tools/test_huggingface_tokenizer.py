@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from fairseq_deep.runtime.dictionary import Dictionary
-from fairseq_deep.tools import UsageError, huggingface_check, huggingface_tokenizer
+from fairseq_deep.tools import UsageError, huggingface_export, huggingface_tokenizer
 from tests.helpers.exports import dictionary_of, learn_merges, tokenised_lines
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
@@ -29,7 +29,7 @@ def test_the_tokenizer_is_exact_on_tokenised_text(threshold, tmp_path):
 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved", local_files_only=True)
     texts = [*lines, *tokenised_lines(2000, 12, 2), "", "<s> </s> <unk> <pad>", "@@ @@@ a@@ @"]
-    rows, ties = huggingface_check.encode(tokenizer, texts, cut, own, meanings)
+    rows, ties = huggingface_export.encode(tokenizer, texts, cut, own, meanings)
     assert len(rows) == len(texts) and not ties and sum(3 in row for row in rows) > 100
     for text, row in zip(texts, rows):
         if all(4 <= index < len(own) for index in row[:-1]):
@@ -38,7 +38,7 @@ def test_the_tokenizer_is_exact_on_tokenised_text(threshold, tmp_path):
     batch = tokenizer(lines[:3], padding=True)
     assert [row[-1] for row in batch.input_ids].count(PAD) == sum(0 in mask for mask in batch.attention_mask)
     with pytest.raises(UsageError, match="splits a sentence differently"):
-        huggingface_check.encode(tokenizer, lines[:20], lambda line: line, own, meanings)
+        huggingface_export.encode(tokenizer, lines[:20], lambda line: line, own, meanings)
 
 
 @pytest.mark.parametrize("problem", ["version 0.1", "a special symbol", "twice"])

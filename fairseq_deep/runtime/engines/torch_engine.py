@@ -24,13 +24,9 @@ class TorchEngine:
         options: search options
         precision: precision of linear layers on a CPU, "fp32", "bf16" or "int8"
         device: device of the models
-
-    Attributes:
-        note: reason for the choice of this engine; "" if the user requested it
-        by_torch: number of sentences that torch translated instead of another engine; always 0 here
     """
 
-    name, note, by_torch = "torch", "", 0
+    name = "torch"
 
     def __init__(
         self, loaded: Sequence[LoadedModel], options: SearchOptions, precision: str = "fp32", device: str = "cpu"

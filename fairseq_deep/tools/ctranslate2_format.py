@@ -18,6 +18,7 @@ from fairseq_deep.core.layers.feed_forward import GATED
 from fairseq_deep.core.norms import RmsNorm
 from fairseq_deep.core.residuals import PeriNorm
 from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime.engines.ct2_engine import version
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh",
                "swish": "SWISH"}  # fmt: skip
@@ -37,27 +38,8 @@ WEIGHT_STEPS = 63
 sums overflow with 127, the maximum in CTranslate2's own converters."""
 
 
-OLDEST, OLDEST_MODERN = (4, 5), (4, 7)
-"""Oldest supported versions of CTranslate2, in general, and for Peri-LN and the options of layers."""
-
-
-def check_package() -> None:
-    """Raise `UsageError` if CTranslate2's package is missing or too old."""
-    try:
-        import ctranslate2.specs
-    except ImportError as error:
-        raise UsageError(f"ctranslate2 is not installed ({error}); pip install ctranslate2") from error
-    if version() < OLDEST:
-        found, least = ctranslate2.__version__, "{}.{}".format(*OLDEST)
-        raise UsageError(f"ctranslate2 {found} is too old; pip install 'ctranslate2>={least}'")
-
-
-def version() -> tuple[int, int]:
-    """Return the first two numbers of CTranslate2's version."""
-    import ctranslate2
-
-    major, minor = ctranslate2.__version__.split(".")[:2]
-    return int(major), int(minor)
+OLDEST_MODERN = (4, 7)
+"""Oldest version of CTranslate2 for Peri-LN and the options of layers."""
 
 
 def find_problem(model: Any, flags: Any, source: Any, target: Any) -> str:

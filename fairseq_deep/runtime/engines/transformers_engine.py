@@ -1,0 +1,151 @@
+"""Beam search with transformers, for a directory that ``export --format huggingface`` wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_deep.core.language_tags import TAG
+from fairseq_deep.core.search import SearchOptions
+from fairseq_deep.errors import UsageError, one_line
+
+from ..bundle import Bundle
+from ..dictionary import SPECIAL, Dictionary
+from ..exported import read_record
+from ..loading import ModelFacts
+from .torch_engine import Hypotheses
+
+TARGET = "target"
+"""Directory of the target tokenizer, if there are two dictionaries."""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress transformers' progress bars and messages."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+
+
+class TokenizerDictionary:
+    """A tokenizer of transformers in the form of a :class:`Dictionary`.
+
+    Attributes:
+        symbols: the special symbols and the target-language tags
+    """
+
+    pad, unk, eos = Dictionary.pad, Dictionary.unk, Dictionary.eos
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+        self.symbols = [*SPECIAL, *sorted(filter(TAG.fullmatch, tokenizer.get_vocab()))]
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
+    def encode(self, line: str) -> Tensor:
+        """Return the ids of *line*, followed by end-of-sentence."""
+        return torch.tensor(self.tokenizer(line, verbose=False).input_ids)
+
+    def decode(self, indices: Sequence[int]) -> str:
+        """Return the text of *indices*, with sub-words joined."""
+        return self.tokenizer.decode([index for index in indices if index > self.eos])
+
+
+class TransformersEngine:
+    """Engine for a model and tokenizers of transformers.
+
+    Args:
+        model: the model in evaluation mode
+        tokenizers: of source and target
+        facts: see :class:`ModelFacts`
+        languages: source and target language
+        options: search options
+    """
+
+    name = "transformers"
+
+    def __init__(
+        self, model: Any, tokenizers: Sequence[Any], facts: ModelFacts, languages: Sequence[str], options: SearchOptions
+    ):
+        self.model, self.facts, self.languages, self.options, self.models = model, facts, tuple(languages), options, []
+        self.source, self.target = map(TokenizerDictionary, tokenizers)
+        self.device = model.device
+
+    @classmethod
+    def open(cls, bundle: Bundle, options: SearchOptions, device: str = "cpu") -> TransformersEngine:
+        """Load the model of *bundle*; nothing is downloaded, and no code or pickle of the directory is used.
+
+        Raises:
+            UsageError: transformers is missing, or cannot load the directory
+        """
+        folder = bundle.checkpoint
+        facts = read_record(folder)["facts"]
+        try:
+            from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+        except ImportError as error:
+            raise UsageError(f"transformers is not installed ({error}); pip install 'transformers>=5'") from error
+        own = os.path.join(folder, TARGET)
+        try:
+            with quiet():
+                model = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+                folders = (folder, own if os.path.isdir(own) else folder)
+                tokenizers = [AutoTokenizer.from_pretrained(each, local_files_only=True) for each in folders]
+        except Exception as error:  # corrupt files raise any exception
+            raise UsageError(f"transformers cannot load {folder} ({one_line(error, 200)}); export it again") from error
+        facts = ModelFacts(**{**facts, "layers": tuple(facts["layers"])})
+        return cls(model.eval().to(device), tokenizers, facts, (bundle.source_lang, bundle.target_lang), options)
+
+    def translate(self, batches: Iterable[Sequence[Tensor]], nbest: int = 1) -> Iterator[Hypotheses]:
+        """See :class:`TorchEngine`."""
+        for sentences in batches:
+            limits = {self._limit(len(tokens)) for tokens in sentences} if self.options.limit_each else {0}
+            found: Hypotheses = [[] for _ in sentences]
+            for limit in sorted(limits):
+                numbers = [n for n, tokens in enumerate(sentences) if not limit or self._limit(len(tokens)) == limit]
+                for number, each in zip(numbers, self._search([sentences[number] for number in numbers], nbest)):
+                    found[number] = each
+            yield found
+
+    def _limit(self, length: int) -> int:
+        """Return the maximum number of target tokens, with end-of-sentence, for a source of *length* tokens."""
+        return min(int(self.options.max_len_a * length + self.options.max_len_b), self.facts.max_target - 1) + 1
+
+    @torch.inference_mode()
+    def _search(self, sentences: Sequence[Tensor], nbest: int) -> Hypotheses:
+        """Return the hypotheses of *sentences*, with the length limit of the longest."""
+        options, count = self.options, min(nbest, self.options.beam)
+        batch = torch.nn.utils.rnn.pad_sequence(sentences, True, Dictionary.pad).to(self.device)
+        beams = {"length_penalty": float(options.lenpen), "early_stopping": True} if options.beam > 1 else {}
+        output = self.model.generate(
+            input_ids=batch, attention_mask=batch.ne(Dictionary.pad), num_beams=options.beam, do_sample=False,
+            num_return_sequences=count, max_new_tokens=self._limit(batch.size(1)), return_dict_in_generate=True,
+            output_scores=True, **beams,
+        )  # fmt: skip
+        rows = [ended(row) for row in output.sequences]
+        if options.beam > 1:
+            scores = output.sequences_scores.tolist()
+        else:
+            steps = self.model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
+            scores = [float(step[: len(row)].sum()) / len(row) ** options.lenpen for row, step in zip(rows, steps)]
+        found = [{"tokens": row, "score": torch.tensor(score)} for row, score in zip(rows, scores)]
+        return [found[start : start + count] for start in range(0, len(found), count)]
+
+
+def ended(row: Tensor) -> Tensor:
+    """Return the generated tokens, from the second token to the end of the sentence."""
+    ends = row[1:].eq(Dictionary.eos).nonzero()
+    return row[1 : 2 + int(ends[0])] if len(ends) else row[1:]

@@ -1,0 +1,220 @@
+"""Directories of CTranslate2 and transformers as models: ``translate``, ``serve`` and ``Translator`` run them."""
+
+import importlib.util
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+
+from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime import Translator, find_bundle
+from fairseq_deep.tools import main, serve
+from tests.helpers.serving import POSITIONS, random_lines, write_package
+
+pytestmark = pytest.mark.skipif(not all(map(importlib.util.find_spec, ("ctranslate2", "transformers"))),
+                                reason="needs ctranslate2 and transformers")  # fmt: skip
+LINES = ["", *random_lines(30), "   ", "no such words"]
+FORMATS = {"ctranslate2": "CTranslate2", "huggingface": "transformers"}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return write_package(tmp_path_factory.mktemp("package") / "model", ends=0.6)
+
+
+@pytest.fixture(scope="module")
+def exports(package, tmp_path_factory):
+    """The package as a directory of each format."""
+    folder = tmp_path_factory.mktemp("exports")
+    for form in FORMATS:
+        assert main.main(["export", str(package), "--format", form, "--output", str(folder / form)]) == 0
+    return {form: str(folder / form) for form in FORMATS}
+
+
+def by_ctranslate2(folder, lines, **options):
+    """(text, score) of each hypothesis by the library itself."""
+    import ctranslate2
+
+    found = ctranslate2.Translator(folder).translate_batch([line.split() for line in lines], return_scores=True,
+                                                           **options)  # fmt: skip
+    return [[(" ".join(words).replace("<s> ", ""), score) for words, score in zip(each.hypotheses, each.scores)] for each in found]
+
+
+def by_transformers(folder, lines, **options):
+    """(text, score) of each hypothesis by the library itself, in batches of one line."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    tokenizer, model = (each.from_pretrained(folder) for each in (AutoTokenizer, AutoModelForSeq2SeqLM))
+    found = []
+    for line in lines:
+        output = model.generate(**tokenizer([line], return_tensors="pt"), return_dict_in_generate=True,
+                                output_scores=True, **options)  # fmt: skip
+        texts = [tokenizer.decode([index for index in row if index > 2]) for row in output.sequences.tolist()]
+        found.append([*zip(texts, output.sequences_scores.tolist())])
+    return found
+
+
+def nats(found):
+    return [[(each.text, each.score * torch.log(torch.tensor(2.0)).item()) for each in found] for found in found]
+
+
+def assert_same(found, expected):
+    assert [[text for text, _ in each] for each in found] == [[text for text, _ in each] for each in expected]
+    for ours, theirs in zip(found, expected):
+        assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-4)
+    assert len({each[0] for each in found}) > 20
+
+
+@pytest.mark.parametrize("lenpen", [0.0, 0.6])
+def test_ctranslate2_gives_what_the_library_gives(lenpen, exports):
+    folder, lines = exports["ctranslate2"], random_lines(60)
+    model = Translator(folder, cpu=True, nbest=3, beam=4, lenpen=lenpen, max_len_a=0, max_len_b=15, parallel=2)
+    expected = by_ctranslate2(folder, lines, beam_size=4, num_hypotheses=3, length_penalty=lenpen,
+                              max_decoding_length=15)  # fmt: skip
+    assert_same(nats(model.translate_nbest(lines)), expected)
+    assert (model.engine.name, model.models, model.max_source) == ("ctranslate2", [], POSITIONS)
+
+
+def test_transformers_gives_what_the_library_gives(exports):
+    folder, lines = exports["huggingface"], random_lines(30)
+    model = Translator(folder, cpu=True, nbest=3, beam=4, lenpen=0.6, max_len_a=0, max_len_b=15, batch_size=1)
+    expected = by_transformers(folder, lines, num_beams=4, num_return_sequences=3, length_penalty=0.6,
+                               max_new_tokens=16)  # fmt: skip
+    assert_same(nats(model.translate_nbest(lines)), expected)
+    assert (model.engine.name, model.models, model.max_source) == ("transformers", [], POSITIONS)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_record_has_what_the_package_has(form, package, exports):
+    """So results, limits and the server's description are the same as the package's."""
+    ours, theirs = (Translator(str(path), cpu=True) for path in (package, exports[form]))
+    assert (theirs.facts, theirs.options) == (ours.facts, ours.options)
+    names = ("tokenizer", "lowercase", "source_lang", "target_lang", "codes")
+    bundles = [find_bundle(str(path)) for path in (package, exports[form])]
+    assert len({tuple(getattr(bundle, name) for name in names) for bundle in bundles}) == 1
+    assert bundles[1].program == FORMATS[form]
+    assert (theirs.translate(""), theirs.source_lang, len(theirs.target)) == ("", "en", len(ours.target))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("beam", [1, 3])
+def test_limits_of_each_sentence_do_not_depend_on_the_batch(form, beam, exports):
+    options = {"cpu": True, "beam": beam, "max_len_a": 1.0, "max_len_b": 2, "limit_each": True}
+    model, lines = Translator(exports[form], **options), random_lines(12)
+    alone = [model.translate_nbest([line])[0][0] for line in lines]
+    assert [each.text for [each] in model.translate_nbest(lines)] == [each.text for each in alone]
+    assert [each.score for [each] in model.translate_nbest(lines)] == pytest.approx([a.score for a in alone], abs=1e-4)
+    lengths = [(len(line.split()), len(each.text.split())) for line, each in zip(lines, alone)]
+    assert all(target <= source + 3 + (form == "huggingface") for source, target in lengths) and len({target for _, target in lengths}) > 3
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_commands_take_the_directory(form, exports, tmp_path, capsys):
+    (tmp_path / "in").write_text("\n".join([*LINES, " ".join(["w1"] * POSITIONS)]) + "\n")
+    words = ["translate", exports[form], "--input", str(tmp_path / "in"), "--cpu", "--json"]
+    assert main.main(words) == 1
+    out, err = capsys.readouterr()
+    assert err.endswith(f"line {len(LINES) + 1} has more tokens than the model's {POSITIONS} positions: its translation "
+                        "is empty; split it\n")  # fmt: skip
+    (model,) = serve.load(main.parse(["serve", exports[form], "--cpu"]))
+    expected = [[each.text for each in found] for found in Translator(exports[form], cpu=True).translate_nbest(LINES)]
+    texts = [[each["text"] for each in json.loads(line)["translations"]] for line in out.splitlines()]
+    assert texts == [*expected, []] and len({*map(str, texts)}) > 20
+    described = model.describe()
+    assert (described["engine"], described["layers"]) == (model.translator.engine.name, "2 + 2")
+    assert model.translator.translate(LINES[1]) == expected[1][0]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("options, problem", [
+    ({"precision": "int8"}, "--decode-precision int8: omit it; the export decides the precision"),
+    ({"gnmt_lenpen": True}, "--gnmt-lenpen: omit it"),
+    ({"min_len": 3}, "the search option min_len: omit it"),
+], ids=["precision", "gnmt", "min_len"])  # fmt: skip
+def test_an_option_that_a_format_lacks_is_refused(form, options, problem, exports):
+    with pytest.raises(UsageError) as caught:
+        Translator(exports[form], cpu=True, **options)
+    assert caught.value.message == f"{exports[form]} is a model of {FORMATS[form]}, which does not support {problem}"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_other_commands_refuse_the_directory(form, package, exports, tmp_path, capsys):
+    cure = "give the model that it was exported from"
+    for words in (["package", exports[form], "--output", str(tmp_path / "out")],
+                  ["export", exports[form], "--format", "torch", "--output", str(tmp_path / "out.pt2")]):  # fmt: skip
+        assert main.main(words) == 2 and not [*tmp_path.iterdir()]
+        assert f"is a model of {FORMATS[form]}, only for translate and serve: {cure}" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="does not support ensembles: give the models"):
+        Translator([str(package), exports[form]], cpu=True)
+    assert main.main(["check", exports[form]]) == 1  # its content is not inspected
+    assert f"model for {FORMATS[form]}" in capsys.readouterr().out
+
+
+def change(record, **values):
+    content = json.loads(record.read_text())
+    record.write_text(json.dumps({**content, **values}))
+
+
+DAMAGES = {
+    "no record": (lambda folder: (folder / "fairseq_deep.json").unlink(), "without fairseq_deep.json: export the model"),
+    "an unknown name": (lambda folder: change(folder / "fairseq_deep.json", more=1), "unknown setting 'more'"),
+    "no search": (lambda folder: change(folder / "fairseq_deep.json", search={}), "search.beam is missing"),
+    "a wrong type": (lambda folder: change(folder / "fairseq_deep.json", text=[]), "text is a list, not an object"),
+}
+OWN = {
+    "ctranslate2": {
+        "weights": (lambda folder: (folder / "model.bin").write_bytes(b"nothing"), "CTranslate2 cannot load "),
+        "a vocabulary": (lambda folder: (folder / "shared_vocabulary.json").write_text('["a"]'),
+                         "must be a list of tokens that begins with <s>, <pad>, </s>, <unk>"),
+        "no vocabulary": (lambda folder: (folder / "shared_vocabulary.json").unlink(), "has no vocabulary (source)"),
+    },
+    "huggingface": {
+        "weights": (lambda folder: (folder / "model.safetensors").write_bytes(b"nothing"), "transformers cannot load "),
+        "tokens": (lambda folder: (folder / "tokenizer.json").write_text("{"), "transformers cannot load "),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form, damage", [(form, name) for form in FORMATS for name in (*DAMAGES, *OWN[form])])
+def test_a_damaged_directory_is_refused_in_one_line(form, damage, exports, tmp_path):
+    folder = shutil.copytree(exports[form], tmp_path / "model")
+    harm, problem = {**DAMAGES, **OWN[form]}[damage]
+    harm(folder)
+    with pytest.raises(UsageError) as caught:
+        Translator(str(folder), cpu=True)
+    assert problem in caught.value.message and "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("form, package_name", [("ctranslate2", "ctranslate2"), ("huggingface", "transformers")])
+def test_a_missing_package_is_named(form, package_name, exports, monkeypatch):
+    monkeypatch.setitem(sys.modules, package_name, None)
+    monkeypatch.delitem(sys.modules, "ctranslate2.specs", raising=False)
+    with pytest.raises(UsageError, match=rf"{package_name} is not installed \(.*\); pip install '?{package_name}"):
+        Translator(exports[form], cpu=True)
+
+
+def test_an_old_package_is_refused(exports, monkeypatch):
+    import ctranslate2
+
+    monkeypatch.setattr(ctranslate2, "__version__", "4.4.0")
+    with pytest.raises(UsageError, match=r"ctranslate2 4.4.0 is too old; pip install 'ctranslate2>=4.5'$"):
+        Translator(exports["ctranslate2"], cpu=True)
+
+
+def test_the_check_of_an_export_sees_other_translations(package, tmp_path, monkeypatch, capsys):
+    """On real text, the recipe's test set."""
+    from fairseq_deep.runtime.engines import ct2_engine
+
+    folder = shutil.copytree(package, tmp_path / "exp/model")
+    (tmp_path / "exp/text/raw").mkdir(parents=True)
+    (tmp_path / "exp/text/raw/test.en").write_text("\n".join(random_lines(60)) + "\n")
+    words = ["export", str(folder), "--format", "ctranslate2", "--output", str(tmp_path / "out")]
+    monkeypatch.setattr(ct2_engine.Ct2Engine, "_hypotheses", lambda *_: [{"tokens": torch.tensor([5, 2])}])
+    assert main.main(words) == 2 and not (tmp_path / "out").exists()
+    assert "CTranslate2: translations differ from the model's for 50 of 50 sentences" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setattr("fairseq_deep.tools.ctranslate2_export.EXACT", 0.0)
+    assert main.main(words) == 2 and not (tmp_path / "out").exists()
+    assert "CTranslate2: log-probabilities differ from the model's (by up to " in capsys.readouterr().err
