@@ -39,9 +39,11 @@ from against.fairseq_systems import FairseqSystem, configure, longest, read_corp
 from against.turns import Turns
 from fairseq import tasks
 
-from fairseq_deep.tools import UsageError, export, format_table
-from fairseq_deep.tools import main as tool
+from fairseq_deep import cli as tool
+from fairseq_deep.errors import UsageError
+from fairseq_deep.tools import export
 from fairseq_deep.tools.machine import count_cores, describe_cpu
+from fairseq_deep.tools.tables import format_table
 
 PRECISIONS = ("fp32", "bf16", "int8")
 SAME_WEIGHTS = ("stock", "ours", "ctranslate2")

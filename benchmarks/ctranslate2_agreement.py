@@ -20,8 +20,12 @@ import time
 import torch
 from against_ctranslate2 import describe_machine
 
+from fairseq_deep import cli
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import Translator, find_bundle
-from fairseq_deep.tools import UsageError, export, format_table, main, read_lines
+from fairseq_deep.tools import export
+from fairseq_deep.tools.input_text import read_lines
+from fairseq_deep.tools.tables import format_table
 
 
 def read_arguments(words=None):
@@ -113,7 +117,7 @@ def run(args, folder):
                 max_len_b=args.longest)  # fmt: skip
     output = os.path.join(folder, "model")
     words = ["export", bundle.checkpoint, "--data", bundle.data, "--format", "ctranslate2", "--output", output]
-    export.run(main.parse(words))
+    export.run(cli.parse(words))
     theirs = Theirs(output, ours.text, args)
     head = ["text", "sentences", "equal", "share", "cut off", "different: scores by", "equal: scores by",
             "seconds here", "CTranslate2"]  # fmt: skip

@@ -25,7 +25,7 @@ from omegaconf import OmegaConf
 from fairseq_deep.core.decoding import reduce_precision
 from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.plugin.generator import Generator
-from fairseq_deep.tools import format_table
+from fairseq_deep.tools.tables import format_table
 
 DEFAULT_SYSTEMS = ("stock", "ours", "ours-fp32", "ours-bf16", "ours-int8", "merged", "merged-fp32", "merged-int8")
 DEPTHS = ("prenorm", "dlcl")

@@ -14,7 +14,8 @@ import torch
 
 from fairseq_deep.core.attention import MultiheadAttention, RunningMean, SharedBeamState
 from fairseq_deep.core.decoding import pack_linear
-from fairseq_deep.tools import figures, format_table
+from fairseq_deep.tools import figures
+from fairseq_deep.tools.tables import format_table
 
 POSITIONS = (16, 32, 64, 128, 256, 512)
 

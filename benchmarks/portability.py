@@ -24,10 +24,10 @@ from torch.export.pt2_archive._package import load_pt2
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from fairseq_deep import cli as tools  # noqa: E402
 from fairseq_deep.core.description import describe  # noqa: E402
 from fairseq_deep.runtime import find_bundle, load_model  # noqa: E402
-from fairseq_deep.tools import UsageError  # noqa: E402
-from fairseq_deep.tools import main as tools  # noqa: E402
+from fairseq_deep.errors import UsageError  # noqa: E402
 from fairseq_deep.tools.alternatives import DEEP, OTHERS  # noqa: E402
 from fairseq_deep.tools.torch_check import check_programs  # noqa: E402
 from tests.helpers import onnx  # noqa: E402

@@ -17,7 +17,7 @@ from torch import nn
 from fairseq_deep.core.decoding import describe, int8
 from fairseq_deep.core.decoding.bfloat import BfloatLinear
 from fairseq_deep.core.decoding.packed import PackedLinear
-from fairseq_deep.tools import format_table
+from fairseq_deep.tools.tables import format_table
 
 BYTES = 16e6
 WRONG = 0.05

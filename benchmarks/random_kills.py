@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from fairseq import safe_save
 
-from fairseq_deep.tools import format_table
+from fairseq_deep.tools.tables import format_table
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 VICTIMS = ("launcher", "worker", "all")

@@ -21,7 +21,8 @@ import sentencepiece
 
 from fairseq_deep.runtime.dictionary import Dictionary
 from fairseq_deep.runtime.text import cutter_of
-from fairseq_deep.tools import format_table, huggingface_tokenizer
+from fairseq_deep.tools import huggingface_tokenizer
+from fairseq_deep.tools.tables import format_table
 
 LEARNED, COMPARED = 20_000, 2_000
 SCRIPTS = ("abcdefghijklmnop", "äöüßéñ", "абвгд", "αβγ", "漢字仮名", "0123456789", "@&;#'-.,!?<>", "😀🎉", "e\u0301",

@@ -32,7 +32,8 @@ import time
 from against_ctranslate2 import describe_machine
 
 from fairseq_deep.runtime import Translator
-from fairseq_deep.tools import format_table, read_lines
+from fairseq_deep.tools.input_text import read_lines
+from fairseq_deep.tools.tables import format_table
 
 
 def read_arguments(words=None):

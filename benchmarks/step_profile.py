@@ -24,7 +24,7 @@ from fairseq_deep.core.native.packed import NativeLinear
 from fairseq_deep.core.search import BeamSearch, SearchOptions, beam_search
 from fairseq_deep.core.stack import Stack
 from fairseq_deep.core.transformer import Transformer
-from fairseq_deep.tools import format_table
+from fairseq_deep.tools.tables import format_table
 
 BEAM = 4
 MODERN = {"ffn": "swiglu", "norm": "rms", "positions": "rotary"}  # transformer_modern without its factor

@@ -29,7 +29,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
 
 import fairseq_deep
-from fairseq_deep.tools import format_table
+from fairseq_deep.tools.tables import format_table
 
 ADAM, LOSS = "--optimizer fused_adam", "--criterion fused_label_smoothed_cross_entropy"
 SYSTEMS = ("stock", "ours", f"ours {ADAM}", f"ours {LOSS}", f"ours {ADAM} {LOSS}")

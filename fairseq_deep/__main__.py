@@ -2,7 +2,7 @@
 
 import sys
 
-from fairseq_deep.tools.main import main
+from fairseq_deep.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

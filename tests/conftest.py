@@ -90,7 +90,7 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def command(capsys):
     """command(NAME, ...): exit code, output and errors of ``fairseq-deep`` in this process."""
-    from fairseq_deep.tools.main import main
+    from fairseq_deep.cli import main
 
     def command(*words):
         capsys.readouterr()

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from fairseq_deep.tools import format_table
+from fairseq_deep.tools.tables import format_table
 
 
 class Device(NamedTuple):

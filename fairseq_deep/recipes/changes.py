@@ -7,7 +7,7 @@ import re
 import shlex
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.tools import flags_of
+from fairseq_deep.tools.command_lines import flags_of
 
 FREE = """
 --user-dir --save-dir --max-epoch --max-update --stop-time-hours --stop-min-lr --num-workers --log-format --log-interval

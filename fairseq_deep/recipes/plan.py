@@ -8,7 +8,7 @@ import re
 import subprocess
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.tools import flags_of
+from fairseq_deep.tools.command_lines import flags_of
 from fairseq_deep.tools.machine import count_cores
 
 from . import changes, nodes, seeds

@@ -18,8 +18,8 @@ import time
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import records
 from fairseq_deep.runtime.text import joined
-from fairseq_deep.tools import write_text
 from fairseq_deep.tools.machine import describe_cpu
+from fairseq_deep.tools.output_files import write_text
 
 from .changes import effective, read_command
 from .options import ROOT

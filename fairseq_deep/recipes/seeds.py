@@ -13,8 +13,8 @@ import shutil
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.records import RESULT
-from fairseq_deep.tools import format_table
 from fairseq_deep.tools.results import spread
+from fairseq_deep.tools.tables import format_table
 
 from .record import print_next, read_json, write_json
 from .stages import read_marker

@@ -10,7 +10,8 @@ import shutil
 from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.bleu import bleu_for
 from fairseq_deep.runtime.language_codes import short_code, tokenizer_language
-from fairseq_deep.tools import allocator, write_text
+from fairseq_deep.tools import allocator
+from fairseq_deep.tools.output_files import write_text
 
 from . import model, nodes, record
 from .changes import can_resume

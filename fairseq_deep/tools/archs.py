@@ -7,8 +7,10 @@ import json
 import re
 from typing import Any
 
-from fairseq_deep.tools import UsageError, check_fairseq, format_table
+from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.checkpoints import check_fairseq
 from fairseq_deep.tools.flags import actions
+from fairseq_deep.tools.tables import format_table
 
 HEADER = ("name", "norm", "depth", "size", "parameters", "paper's BLEU", "in")
 

@@ -11,8 +11,10 @@ import re
 import sys
 from typing import Any, NamedTuple
 
-from fairseq_deep.errors import printable
-from fairseq_deep.tools import UsageError, at_least_one, check_outputs, load_checkpoint, save_checkpoint
+from fairseq_deep.errors import UsageError, printable
+from fairseq_deep.tools.arguments import at_least_one
+from fairseq_deep.tools.checkpoints import load_checkpoint, save_checkpoint
+from fairseq_deep.tools.output_files import check_outputs
 
 _EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 _UPDATE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt")

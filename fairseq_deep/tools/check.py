@@ -20,9 +20,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fairseq_deep.errors import one_line, printable
-from fairseq_deep.tools import UsageError, check_fairseq, format_table, model_flags
+from fairseq_deep.errors import UsageError, one_line, printable
+from fairseq_deep.tools.checkpoints import check_fairseq, model_flags
 from fairseq_deep.tools.structure import Weight, read_pickle, read_structure
+from fairseq_deep.tools.tables import format_table
 
 _LONGEST = 4000
 """Maximum number of characters in a cell of the table."""

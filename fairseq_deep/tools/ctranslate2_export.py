@@ -19,8 +19,9 @@ from fairseq_deep.runtime.exported import CTRANSLATE2, write_record
 from fairseq_deep.runtime.loading import ModelFacts
 from fairseq_deep.runtime.plain import check_layers, check_weights, fold_all
 from fairseq_deep.runtime.verification import Limits, Report, Side
-from fairseq_deep.tools import check_new_folder, ctranslate2_format, new_folder, translate
+from fairseq_deep.tools import ctranslate2_format, translate
 from fairseq_deep.tools.alternatives import naming_others
+from fairseq_deep.tools.output_files import check_new_folder, new_folder
 
 DEFAULT = "float32"
 """Type of the weights."""

@@ -11,8 +11,12 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.records import LOGGED, check, numeral, parse
-from fairseq_deep.tools import UsageError, check_outputs, figures, format_table, read_lines, write_text
+from fairseq_deep.tools import figures
+from fairseq_deep.tools.input_text import read_lines
+from fairseq_deep.tools.output_files import check_outputs, write_text
+from fairseq_deep.tools.tables import format_table
 
 # panel: names in the log, in training (after each interval) and in validation
 MEASURES = {

@@ -17,8 +17,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fairseq_deep.tools import UsageError, at_least_one, check_fairseq, check_outputs, figures, format_table, write_text
+from fairseq_deep.errors import UsageError
+from fairseq_deep.tools import figures
+from fairseq_deep.tools.arguments import at_least_one
+from fairseq_deep.tools.checkpoints import check_fairseq
 from fairseq_deep.tools.measuring import RATIOS, SIDES, fresh, mean_of, measure, trained
+from fairseq_deep.tools.output_files import check_outputs, write_text
+from fairseq_deep.tools.tables import format_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--per-layer", action="store_true", help="print ratios per layer instead of means")
     parser.add_argument("--json", metavar="FILE", help="write all results, per seed, as JSON")
     parser.add_argument("--plot", metavar="FILE", help="draw the gradient norms: .png, .svg or .pdf")
-    # unknown flags are fairseq's: see `main.parse`
+    # unknown flags are fairseq's: see `cli.parse`
     parser.set_defaults(fairseq_flags=[])
     parser.epilog = "All other flags are passed to fairseq-train for --arch (--deep-init ds, --encoder-layers 12, ...)."
 

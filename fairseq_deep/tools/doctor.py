@@ -20,9 +20,10 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from fairseq_deep.tools import allocator, format_table
+from fairseq_deep.tools import allocator
 from fairseq_deep.tools.flags import actions
 from fairseq_deep.tools.machine import Check, check_compiler, check_cpu, check_python, check_space
+from fairseq_deep.tools.tables import format_table
 
 SET_UP = "pip install -r requirements.txt"
 BF16_CAPABILITY = 8  # major compute capability of the first GPUs with bf16

@@ -11,18 +11,13 @@ import argparse
 import os
 from typing import Any
 
-from fairseq_deep.tools import (
-    UsageError,
-    at_least_one,
-    check_fairseq,
-    check_outputs,
-    load_checkpoint,
-    model_flags,
-    save_checkpoint,
-    translate,
-)
+from fairseq_deep.errors import UsageError
+from fairseq_deep.tools import translate
 from fairseq_deep.tools.alternatives import naming_others
+from fairseq_deep.tools.arguments import at_least_one
+from fairseq_deep.tools.checkpoints import check_fairseq, load_checkpoint, model_flags, save_checkpoint
 from fairseq_deep.tools.flags import added
+from fairseq_deep.tools.output_files import check_outputs
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 FORMATS = ("fairseq", "ctranslate2", "huggingface", "torch")

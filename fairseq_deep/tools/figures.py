@@ -4,7 +4,8 @@ import io
 import os
 from typing import Any
 
-from fairseq_deep.tools import UsageError, replacing
+from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.output_files import replacing
 
 FORMATS = ("png", "svg", "pdf")
 # distinguishable with colour blindness (Okabe and Ito), most different first

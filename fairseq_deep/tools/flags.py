@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fairseq_deep.tools import UsageError, check_fairseq
+from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.checkpoints import check_fairseq
 
 WIDTH = 100
 GENERAL, TASK = "model", "task"

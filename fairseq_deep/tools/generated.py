@@ -2,8 +2,9 @@
 
 import re
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.records import numeral
-from fairseq_deep.tools import UsageError, read_lines
+from fairseq_deep.tools.input_text import read_lines
 
 LINE = re.compile(r"([STHDA])-(\d+)(?:\t|$)")
 LONGEST = 9

@@ -8,11 +8,12 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fairseq_deep.core.language_tags import TAG
 from fairseq_deep.core.search import BeamSearch, SearchOptions
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import text as text_steps
 from fairseq_deep.runtime.engines.transformers_engine import TARGET, ended, quiet
 from fairseq_deep.runtime.exported import TRANSFORMERS, write_record
@@ -29,11 +30,13 @@ from fairseq_deep.runtime.verification import (
     padded,
     shifted,
 )
-from fairseq_deep.tools import UsageError, check_new_folder, new_folder, read_lines, translate, write_text
 from fairseq_deep.tools import huggingface_format as form
 from fairseq_deep.tools import huggingface_tokenizer as text
+from fairseq_deep.tools import translate
 from fairseq_deep.tools.alternatives import naming_others
 from fairseq_deep.tools.huggingface_pieces import Pieces, tags_of
+from fairseq_deep.tools.input_text import read_lines
+from fairseq_deep.tools.output_files import check_new_folder, new_folder, write_text
 
 OTHER_TAG = re.compile(r"[^\w&].*[^\W\d_].*|__.*")
 """Tags such as >>de<< and __de__, but not @-@, &quot; and words that other steps of a corpus joined."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fairseq_deep.core.positions import LearnedPositions, SinusoidalPositions, sinusoids
-from fairseq_deep.tools import UsageError
+from fairseq_deep.errors import UsageError
 
 M2M100, BLENDERBOT, MBART, BART, FSMT = MODEL_TYPES = ("m2m_100", "blenderbot", "mbart", "bart", "fsmt")
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh",

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from fairseq_deep.core.positions import sinusoids
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
 from fairseq_deep.runtime.packaged import config as packaged
-from fairseq_deep.tools import UsageError, read_lines
 from fairseq_deep.tools.huggingface_format import BART, FSMT, M2M100, MBART, MODEL_TYPES, NEVER, OFFSETS, PAD, UNK
 from fairseq_deep.tools.huggingface_pieces import tags_of
 from fairseq_deep.tools.huggingface_tokenizer import END, symbol_of
+from fairseq_deep.tools.input_text import read_lines
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate",
                "gelu_fast": "gelu_accurate", "tanh": "tanh", "linear": "linear", "silu": "swish", "swish": "swish",

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.text import TAG
-from fairseq_deep.tools import UsageError
 
 SPACE = "\u2581"
 SEPARATOR, LESS, START, END, TAGGED, TILDE = (chr(0xFDD0 + number) for number in range(6))

@@ -10,8 +10,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.text import SEPARATOR, Merges, is_pieces
-from fairseq_deep.tools import UsageError, huggingface_pieces
+from fairseq_deep.tools import huggingface_pieces
 from fairseq_deep.tools.huggingface_pieces import Pieces, read_pieces, tags_of
 
 END = "</w>"

@@ -9,7 +9,9 @@ import os
 import shutil
 from typing import Any
 
-from fairseq_deep.tools import UsageError, check_fairseq, check_outputs, save_checkpoint, write_text
+from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.checkpoints import check_fairseq, save_checkpoint
+from fairseq_deep.tools.output_files import check_outputs, write_text
 
 FORMATS = ("huggingface",)
 SIZES = (5, 9, 3, 12)

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fairseq_deep.errors import one_line
-from fairseq_deep.tools import UsageError
+from fairseq_deep.errors import UsageError, one_line
 
 SIDES = ("encoder", "decoder")
 RATIOS = ("variance", "beta_ln", "beta_rc", "beta")

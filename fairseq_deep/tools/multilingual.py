@@ -12,8 +12,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.language_codes import short_code
-from fairseq_deep.tools import UsageError, format_table, read_lines
+from fairseq_deep.tools.input_text import read_lines
+from fairseq_deep.tools.tables import format_table
 
 PAIR = re.compile(r"test\.([a-z]{2,3})-([a-z]{2,3})\.hyp")
 FOUR = ("de", "zh", "br", "te")

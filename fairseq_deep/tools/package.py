@@ -11,8 +11,10 @@ import platform
 from collections.abc import Sequence
 from typing import Any
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import records
-from fairseq_deep.tools import UsageError, check_new_folder, new_folder, translate
+from fairseq_deep.tools import translate
+from fairseq_deep.tools.output_files import check_new_folder, new_folder
 
 DTYPES = ("float16", "bfloat16", "float32")
 UNKNOWN_LICENCE = "not stated: ask the model's authors"

@@ -10,19 +10,13 @@ import shlex
 import sys
 from typing import Any
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.records import RERUN, RESULT, SEEDS, read_json
-from fairseq_deep.tools import (
-    UsageError,
-    at_least_one,
-    check_outputs,
-    curves,
-    figures,
-    flags_of,
-    read_lines,
-    results,
-    samples,
-    write_text,
-)
+from fairseq_deep.tools import curves, figures, results, samples
+from fairseq_deep.tools.arguments import at_least_one
+from fairseq_deep.tools.command_lines import flags_of
+from fairseq_deep.tools.input_text import read_lines
+from fairseq_deep.tools.output_files import check_outputs, write_text
 
 TEMPLATE = "report.html.jinja"
 SCORES = {"sacrebleu": "sacreBLEU", "tokenised": "tokenised", "compound_split": "compound-split, tokenised"}

@@ -14,7 +14,7 @@ from typing import Any
 
 from fairseq_deep.runtime.files import flock
 from fairseq_deep.runtime.records import FACTS, SEARCH, Check, amount, figure, line, needed, optional, read_json_lines
-from fairseq_deep.tools import write_text
+from fairseq_deep.tools.output_files import write_text
 
 FILE = "results.jsonl"
 FIGURES = ("valid_loss", "valid_nll", "valid_ppl", "bleu", "chrf", "source_gain", "step_seconds", "tokens_per_second",

@@ -4,9 +4,10 @@ import os
 import re
 from typing import Any
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.text import joined
-from fairseq_deep.tools import UsageError, read_lines
 from fairseq_deep.tools.generated import Sentences, best, read_generated
+from fairseq_deep.tools.input_text import read_lines
 
 LINKS = re.compile(r"(\d{1,6}-\d{1,6})( \d{1,6}-\d{1,6})*")
 SUBWORDS = "subword-nmt"

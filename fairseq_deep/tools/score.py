@@ -15,20 +15,15 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.bleu import bleu_for
 from fairseq_deep.runtime.language_codes import short_code
-from fairseq_deep.tools import (
-    UsageError,
-    at_least_one,
-    check_outputs,
-    format_table,
-    multilingual,
-    read_lines,
-    significance,
-    text_checks,
-    write_text,
-)
+from fairseq_deep.tools import multilingual, significance, text_checks
+from fairseq_deep.tools.arguments import at_least_one
 from fairseq_deep.tools.generated import best, read_generated
+from fairseq_deep.tools.input_text import read_lines
+from fairseq_deep.tools.output_files import check_outputs, write_text
+from fairseq_deep.tools.tables import format_table
 
 MEASURES = {
     "sacrebleu": "sacreBLEU (detokenised text)",

@@ -10,7 +10,9 @@ import re
 import socket
 from typing import Any
 
-from fairseq_deep.tools import UsageError, at_least_one, translate
+from fairseq_deep.errors import UsageError
+from fairseq_deep.tools import translate
+from fairseq_deep.tools.arguments import at_least_one
 
 PORT = 5000  # LibreTranslate's
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from fairseq_deep.tools import UsageError, format_table, read_lines
+from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.input_text import read_lines
+from fairseq_deep.tools.tables import format_table
 
 SEED = 12345  # sacreBLEU's default
 RESAMPLES = 1000

@@ -4,8 +4,8 @@ import re
 import sys
 from collections.abc import Sequence
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.language_codes import tokenizer_language
-from fairseq_deep.tools import UsageError
 from fairseq_deep.tools.generated import Sentences
 
 MARKS = (

@@ -21,20 +21,14 @@ from typing import Any, BinaryIO
 
 import torch
 
-from fairseq_deep.errors import one_line
+from fairseq_deep.errors import UsageError, one_line
 from fairseq_deep.runtime.dictionary import SPECIAL
 from fairseq_deep.runtime.language_codes import short_code
 from fairseq_deep.runtime.loading import ModelFacts
 from fairseq_deep.runtime.text import is_pieces
-from fairseq_deep.tools import (
-    UsageError,
-    check_output_path,
-    package,
-    read_lines,
-    replacing,
-    torch_check,
-    translate,
-)
+from fairseq_deep.tools import package, torch_check, translate
+from fairseq_deep.tools.input_text import read_lines
+from fairseq_deep.tools.output_files import check_output_path, replacing
 
 FORMAT, VERSION = "fairseq_deep torch.export", 1
 CAPACITY = 256

@@ -16,8 +16,10 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
-from fairseq_deep.errors import printable
-from fairseq_deep.tools import UsageError, at_least_one, check_outputs, read_lines, replacing, stdin
+from fairseq_deep.errors import UsageError, printable
+from fairseq_deep.tools.arguments import at_least_one
+from fairseq_deep.tools.input_text import read_lines, stdin
+from fairseq_deep.tools.output_files import check_outputs, replacing
 
 CHUNK = 2000  # number of lines sorted by length together
 SEARCH = ("beam", "lenpen", "max_len_a", "max_len_b")

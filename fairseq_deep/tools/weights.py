@@ -9,16 +9,11 @@ import json
 import os
 from typing import Any
 
-from fairseq_deep.errors import printable
-from fairseq_deep.tools import (
-    UsageError,
-    check_outputs,
-    figures,
-    format_table,
-    load_checkpoint,
-    model_flags,
-    write_text,
-)
+from fairseq_deep.errors import UsageError, printable
+from fairseq_deep.tools import figures
+from fairseq_deep.tools.checkpoints import load_checkpoint, model_flags
+from fairseq_deep.tools.output_files import check_outputs, write_text
+from fairseq_deep.tools.tables import format_table
 
 BANDS = ("newest", "previous", "older", "embedding")
 RULE = "points with |w| < 0.1 or below 5 % of their row's maximum are omitted"

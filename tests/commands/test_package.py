@@ -14,11 +14,11 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_deep import cli
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.plugin.stored import as_checkpoint
 from fairseq_deep.runtime import TextSteps, Translator, find_bundle
 from fairseq_deep.runtime.packaged import make_card
-from fairseq_deep.tools import main
 from tests.helpers.commands import PACKAGE, run, train_command
 from tests.helpers.exports import write_model
 from tests.helpers.models import make_batch, make_dictionary, make_tagged_dictionary, task_of
@@ -37,7 +37,7 @@ RESULT = {
 
 def package(*words):
     """Run the command, which works."""
-    assert main.main(["package", *map(str, words)]) == 0
+    assert cli.main(["package", *map(str, words)]) == 0
 
 
 def lstm_of(trained, folder):
@@ -236,9 +236,9 @@ def test_the_programs_of_fairseq_take_a_package(trained, tmp_path):
     want = [best.text for best, *_ in translator.translate_nbest(raw_lines(trained)[:5])]
     assert [translator.text.finish(line) for line in said] == want
     mean = str(tmp_path / "mean.pt")
-    assert main.main(["average", "--inputs", str(checkpoint), str(path), "--output", mean]) == 0
+    assert cli.main(["average", "--inputs", str(checkpoint), str(path), "--output", mean]) == 0
     assert same_weights(checkpoint, mean)
-    assert main.main(["plot", "weights", str(path), "--csv", str(tmp_path / "w.csv")]) == 0
+    assert cli.main(["plot", "weights", str(path), "--csv", str(tmp_path / "w.csv")]) == 0
 
 
 @pytest.mark.parametrize("cause", ["dictionary", "damage"])
@@ -338,9 +338,9 @@ def test_a_write_that_fails_leaves_nothing(trained, capsys, monkeypatch, tmp_pat
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     (tmp_path / "made").mkdir()  # empty ones may be there
-    assert main.main(["package", str(trained), "--output", str(tmp_path / "made")]) == 2
+    assert cli.main(["package", str(trained), "--output", str(tmp_path / "made")]) == 2
     assert "cannot be written (I/O error: No space left on device" in capsys.readouterr().err
     assert list(tmp_path.rglob("*")) == [tmp_path / "made"]
     monkeypatch.undo()
-    assert main.main(["package", str(trained), "--output", str(tmp_path / "made")]) == 0
+    assert cli.main(["package", str(trained), "--output", str(tmp_path / "made")]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["made"]

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from fairseq_deep.tools import UsageError, results
+from fairseq_deep.errors import UsageError
+from fairseq_deep.tools import results
 
 RUN = {"system": "a", "seed": 1, "bleu": 20.0, "curve": {"10": 5.0}}
 

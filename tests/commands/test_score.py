@@ -10,9 +10,9 @@ from collections import Counter
 import pytest
 import sacrebleu
 
-from fairseq_deep.tools import read_lines
 from fairseq_deep.tools import score as tool
 from fairseq_deep.tools.generated import best, parse_generated
+from fairseq_deep.tools.input_text import read_lines
 
 REFERENCES = [
     "The old man did not see the red-haired girl yesterday, because it was dark.",

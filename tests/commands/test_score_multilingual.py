@@ -8,7 +8,7 @@ import sys
 import pytest
 import sacrebleu
 
-from fairseq_deep.tools.main import main
+from fairseq_deep.cli import main
 
 WORDS = "the old man did not see a red house by the green tree , because it was dark".split()
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_deep import cli
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.runtime import Translator, find_bundle, read_stored, text
 from fairseq_deep.runtime.loading import languages_of
-from fairseq_deep.tools import main
 from tests.helpers import forkserver
 from tests.helpers.commands import BIN, run
 from tests.helpers.tools import GENERATE
@@ -59,7 +59,7 @@ def generated(trained, path, tmp_path):
     output.write_text(run("fairseq-generate", trained / "data-bin", *GENERATE, "--remove-bpe", "--path", path).stdout)
     words = ["score", "--generate-output", output, "--detokenize", "de", "--hypotheses", hypotheses, "--ref",
              trained / "text/raw/test.de"]  # fmt: skip
-    assert main.main([*map(str, words)]) == 0
+    assert cli.main([*map(str, words)]) == 0
     entries = [line.split("\t") for line in output.read_text().splitlines() if line.startswith("H-")]
     scores = {int(entry[0][2:]): float(entry[1]) for entry in entries}
     return hypotheses.read_text().splitlines(), [scores[index] for index in range(len(scores))]
@@ -266,7 +266,7 @@ def test_languages_are_those_of_the_data(trained, alone, tmp_path):
 @pytest.mark.parametrize("name", ["translate", "package", "export"])
 def test_the_languages_have_short_flags(name):
     required = [] if name == "translate" else ["--output", "out"]
-    args = main.parse([name, "model", *required, "-s", "de", "-t", "en"])
+    args = cli.parse([name, "model", *required, "-s", "de", "-t", "en"])
     assert (args.source_lang, args.target_lang) == ("de", "en")
 
 

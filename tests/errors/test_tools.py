@@ -19,7 +19,7 @@ import pytest
 import torch
 from sentencepiece import SentencePieceTrainer
 
-from fairseq_deep.tools import main
+from fairseq_deep import cli
 from tests.helpers.exports import write_model
 from tests.helpers.models import POSTNORM as POST
 from tests.helpers.models import make_dictionary, make_tagged_dictionary
@@ -397,9 +397,10 @@ ROWS = [
     ("report run", "lenpen is nan, not a number from 0 to 100", result(lenpen=math.nan),
      write(run___train__sh="fairseq-train data-bin\n")),
 
-    ("wheelhouse --output full", "cannot write full: it exists"),
-    ("wheelhouse --output no/new", "cannot write no/new: the directory "),
-    ("wheelhouse --output /proc/new", "cannot write /proc/new"),
+    *(("package run --output " + name, message) for name, message in (
+        ("full", "cannot write full: it exists"), ("no/new", "cannot write no/new: the directory "),
+        ("/proc/new", "cannot write /proc/new"),
+    )),
 ]  # fmt: skip
 
 
@@ -422,7 +423,7 @@ def refuse(words, part, folder, capsys):
     before = contents(folder)
     capsys.readouterr()
     try:
-        status = main.main(words)
+        status = cli.main(words)
     except SystemExit as end:
         status = end.code
     out, line = capsys.readouterr()

@@ -27,7 +27,7 @@ SCRIPTS = {
     **{f"fairseq-{name}": f"fairseq_cli.{name}:cli_main"
        for name in ("generate", "interactive", "preprocess", "score", "train", "validate")},
     "fairseq-hydra-train": "fairseq_cli.hydra_train:cli_main",
-    "fairseq-deep": "fairseq_deep.tools.main:main",
+    "fairseq-deep": "fairseq_deep.cli:main",
     "torchrun": "torch.distributed.run:main",
 }  # fmt: skip
 EARLY = [place.split(":")[0] for place in SCRIPTS.values() if place.startswith("fairseq_cli")] + ["torch._dynamo"]

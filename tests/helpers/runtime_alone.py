@@ -13,7 +13,7 @@ import without_fairseq
 
 without_fairseq.block()
 
-from fairseq_deep.tools.main import main  # noqa: E402
+from fairseq_deep.cli import main  # noqa: E402
 
 
 def captured(words):

@@ -9,8 +9,8 @@ import without_fairseq
 
 without_fairseq.block()
 
+from fairseq_deep.cli import main  # noqa: E402
 from fairseq_deep.serving import server  # noqa: E402
-from fairseq_deep.tools.main import main  # noqa: E402
 
 server.HEAD_SECONDS = float(sys.argv[1])
 code = main(["serve", *sys.argv[2:]])

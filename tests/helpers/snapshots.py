@@ -18,7 +18,6 @@ from unittest import mock
 from fairseq_deep.recipes import driver
 from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe
-from fairseq_deep.tools import main
 from tests.helpers.paths import ROOT
 
 FOLDER = ROOT / "tests/snapshots"
@@ -88,7 +87,7 @@ def arguments(parser, name):
 def helps():
     """All arguments of ``fairseq-deep`` and of the recipes."""
     drivers = {"recipe": Recipe, "compare": Compare}
-    return "\n\n".join([arguments(main.make_parser()[0], "fairseq-deep"),
+    return "\n\n".join([arguments(cli.make_parser()[0], "fairseq-deep"),
                         *(arguments(kind().parser(name), name) for name, kind in drivers.items())])  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 import torch
 
-from fairseq_deep.tools.main import main
+from fairseq_deep.cli import main
 from tests.helpers.paths import PACKAGE
 
 GENERATE = ["--user-dir", PACKAGE, "--beam", "3", "--lenpen", "0.8", "--max-len-a", "1", "--max-len-b", "50", "--cpu"]

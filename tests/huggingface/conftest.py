@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairseq_deep.tools.main import main
+from fairseq_deep.cli import main
 from tests.helpers.trained import train_recipe
 
 

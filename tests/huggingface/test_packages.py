@@ -14,6 +14,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+from fairseq_deep.cli import main  # noqa: E402
 from fairseq_deep.core.layers.feed_forward import ACTIVATIONS  # noqa: E402
 from fairseq_deep.errors import UsageError  # noqa: E402
 from fairseq_deep.huggingface import (  # noqa: E402
@@ -24,7 +25,6 @@ from fairseq_deep.huggingface import (  # noqa: E402
 from fairseq_deep.huggingface.modeling import CACHE  # noqa: E402
 from fairseq_deep.runtime import Translator  # noqa: E402
 from fairseq_deep.runtime.packaged.folder import find_problems, write_sums  # noqa: E402
-from fairseq_deep.tools.main import main  # noqa: E402
 from tests.helpers.huggingface import make_model  # noqa: E402
 from tests.helpers.methods import PRENORM  # noqa: E402
 from tests.helpers.paths import ROOT  # noqa: E402

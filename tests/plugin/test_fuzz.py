@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 import fairseq_deep  # noqa: F401 (registers its task)
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.text import corpus
-from fairseq_deep.tools.main import main
 from tests.helpers.commands import run
 from tests.helpers.fuzz import fuzzed
 from tests.helpers.hostile import archive, everything, member

@@ -21,7 +21,6 @@ import fairseq_deep  # noqa: F401
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe
-from fairseq_deep.tools.main import make_parser
 from tests.helpers.commands import PACKAGE, hypotheses, run, saved
 
 ARCH = "transformer_dlcl_6l"

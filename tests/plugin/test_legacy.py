@@ -7,9 +7,9 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
+from fairseq_deep.cli import main
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.plugin.models.legacy import ALIASES, translate_flags
-from fairseq_deep.tools.main import main
 from tests.helpers.flags import parse
 from tests.helpers.models import make_batch, tiny_flags
 

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
+from fairseq_deep.cli import main
 from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
 from fairseq_deep.core.registry import PLUGINS, UsageError, load_plugins
 from fairseq_deep.plugin.models.hydra import known_flags
 from fairseq_deep.runtime.packaged.config import model_settings
 from fairseq_deep.tools import doctor
-from fairseq_deep.tools.main import main
 from tests.helpers.commands import run, train_command
 from tests.helpers.paths import ROOT
 

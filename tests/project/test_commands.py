@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
+from fairseq_deep.cli import RAW, make_parser
 from fairseq_deep.recipes.commands.recipe import tasks
 from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe
-from fairseq_deep.tools.main import RAW, make_parser
 from tests.helpers.docs import command_lines
 from tests.helpers.paths import ROOT
 

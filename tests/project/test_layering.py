@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.paths import PACKAGE, ROOT
 
 PARTS = ["errors", "moved", "core", "runtime", "huggingface", "serving", "plugin", "tools", "recipes"]
-ABOVE = ["fairseq_deep.tools.main"]  # lists the commands of all parts
+ABOVE = ["fairseq_deep.cli"]  # lists the commands of all parts
 """In this order: each part may import those before it."""
 CORE = [
     ["fields"],

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.compare import depth, picture, tune
 from fairseq_deep.recipes.compare.results import diverged
 from fairseq_deep.recipes.compare.systems import System
-from fairseq_deep.tools import UsageError
 from fairseq_deep.tools.results import p_over_seeds, read
 from tests.helpers import recipes
 from tests.helpers.paths import ROOT

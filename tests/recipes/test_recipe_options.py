@@ -17,12 +17,12 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_deep import list_archs
+from fairseq_deep.cli import main
 from fairseq_deep.core.registry import nearest
 from fairseq_deep.recipes import commands, driver, scripts
 from fairseq_deep.recipes.options import SIMILAR, flag_of, quote
 from fairseq_deep.recipes.plan import Plan
 from fairseq_deep.recipes.recipe import Recipe
-from fairseq_deep.tools.main import main
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import MAIN, checked
 

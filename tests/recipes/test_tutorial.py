@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import torch
 
-from fairseq_deep.tools.main import main as fairseq_deep_command
+from fairseq_deep.cli import main as fairseq_deep_command
 from fairseq_deep.tools.results import read
 from tests.helpers.forkserver import server
 from tests.helpers.paths import ROOT

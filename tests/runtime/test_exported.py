@@ -8,9 +8,10 @@ import sys
 import pytest
 import torch
 
+from fairseq_deep import cli
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import Translator, find_bundle
-from fairseq_deep.tools import main, serve
+from fairseq_deep.tools import serve
 from tests.helpers.serving import POSITIONS, random_lines, write_package
 
 pytestmark = pytest.mark.skipif(not all(map(importlib.util.find_spec, ("ctranslate2", "transformers"))),
@@ -29,7 +30,7 @@ def exports(package, tmp_path_factory):
     """The package as a directory of each format."""
     folder = tmp_path_factory.mktemp("exports")
     for form in FORMATS:
-        assert main.main(["export", str(package), "--format", form, "--output", str(folder / form)]) == 0
+        assert cli.main(["export", str(package), "--format", form, "--output", str(folder / form)]) == 0
     return {form: str(folder / form) for form in FORMATS}
 
 
@@ -39,7 +40,8 @@ def by_ctranslate2(folder, lines, **options):
 
     found = ctranslate2.Translator(folder).translate_batch([line.split() for line in lines], return_scores=True,
                                                            **options)  # fmt: skip
-    return [[(" ".join(words).replace("<s> ", ""), score) for words, score in zip(each.hypotheses, each.scores)] for each in found]
+    texts = [[" ".join(words).replace("<s> ", "") for words in each.hypotheses] for each in found]
+    return [[*zip(each, result.scores)] for each, result in zip(texts, found)]
 
 
 def by_transformers(folder, lines, **options):
@@ -107,18 +109,19 @@ def test_limits_of_each_sentence_do_not_depend_on_the_batch(form, beam, exports)
     assert [each.text for [each] in model.translate_nbest(lines)] == [each.text for each in alone]
     assert [each.score for [each] in model.translate_nbest(lines)] == pytest.approx([a.score for a in alone], abs=1e-4)
     lengths = [(len(line.split()), len(each.text.split())) for line, each in zip(lines, alone)]
-    assert all(target <= source + 3 + (form == "huggingface") for source, target in lengths) and len({target for _, target in lengths}) > 3
+    assert all(target <= source + 3 + (form == "huggingface") for source, target in lengths)
+    assert len({target for _, target in lengths}) > 3
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_commands_take_the_directory(form, exports, tmp_path, capsys):
     (tmp_path / "in").write_text("\n".join([*LINES, " ".join(["w1"] * POSITIONS)]) + "\n")
     words = ["translate", exports[form], "--input", str(tmp_path / "in"), "--cpu", "--json"]
-    assert main.main(words) == 1
+    assert cli.main(words) == 1
     out, err = capsys.readouterr()
-    assert err.endswith(f"line {len(LINES) + 1} has more tokens than the model's {POSITIONS} positions: its translation "
-                        "is empty; split it\n")  # fmt: skip
-    (model,) = serve.load(main.parse(["serve", exports[form], "--cpu"]))
+    problem = f"line {len(LINES) + 1} has more tokens than the model's {POSITIONS} positions"
+    assert err.endswith(f"{problem}: its translation is empty; split it\n")
+    (model,) = serve.load(cli.parse(["serve", exports[form], "--cpu"]))
     expected = [[each.text for each in found] for found in Translator(exports[form], cpu=True).translate_nbest(LINES)]
     texts = [[each["text"] for each in json.loads(line)["translations"]] for line in out.splitlines()]
     assert texts == [*expected, []] and len({*map(str, texts)}) > 20
@@ -144,11 +147,11 @@ def test_other_commands_refuse_the_directory(form, package, exports, tmp_path, c
     cure = "give the model that it was exported from"
     for words in (["package", exports[form], "--output", str(tmp_path / "out")],
                   ["export", exports[form], "--format", "torch", "--output", str(tmp_path / "out.pt2")]):  # fmt: skip
-        assert main.main(words) == 2 and not [*tmp_path.iterdir()]
+        assert cli.main(words) == 2 and not [*tmp_path.iterdir()]
         assert f"is a model of {FORMATS[form]}, only for translate and serve: {cure}" in capsys.readouterr().err
     with pytest.raises(UsageError, match="does not support ensembles: give the models"):
         Translator([str(package), exports[form]], cpu=True)
-    assert main.main(["check", exports[form]]) == 1  # its content is not inspected
+    assert cli.main(["check", exports[form]]) == 1  # its content is not inspected
     assert f"model for {FORMATS[form]}" in capsys.readouterr().out
 
 
@@ -158,7 +161,7 @@ def change(record, **values):
 
 
 DAMAGES = {
-    "no record": (lambda folder: (folder / "fairseq_deep.json").unlink(), "without fairseq_deep.json: export the model"),
+    "no record": (lambda folder: (folder / "fairseq_deep.json").unlink(), "without fairseq_deep.json: export"),
     "an unknown name": (lambda folder: change(folder / "fairseq_deep.json", more=1), "unknown setting 'more'"),
     "no search": (lambda folder: change(folder / "fairseq_deep.json", search={}), "search.beam is missing"),
     "a wrong type": (lambda folder: change(folder / "fairseq_deep.json", text=[]), "text is a list, not an object"),
@@ -212,9 +215,9 @@ def test_the_check_of_an_export_sees_other_translations(package, tmp_path, monke
     (tmp_path / "exp/text/raw/test.en").write_text("\n".join(random_lines(60)) + "\n")
     words = ["export", str(folder), "--format", "ctranslate2", "--output", str(tmp_path / "out")]
     monkeypatch.setattr(ct2_engine.Ct2Engine, "_hypotheses", lambda *_: [{"tokens": torch.tensor([5, 2])}])
-    assert main.main(words) == 2 and not (tmp_path / "out").exists()
+    assert cli.main(words) == 2 and not (tmp_path / "out").exists()
     assert "CTranslate2: translations differ from the model's for 50 of 50 sentences" in capsys.readouterr().err
     monkeypatch.undo()
     monkeypatch.setattr("fairseq_deep.tools.ctranslate2_export.EXACT", 0.0)
-    assert main.main(words) == 2 and not (tmp_path / "out").exists()
+    assert cli.main(words) == 2 and not (tmp_path / "out").exists()
     assert "CTranslate2: log-probabilities differ from the model's (by up to " in capsys.readouterr().err

@@ -16,6 +16,7 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from safetensors.torch import load_file, save_file
 
+from fairseq_deep.cli import main
 from fairseq_deep.core.checkpoints import upgrade_layers
 from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.architectures import ARCHITECTURES
@@ -24,7 +25,6 @@ from fairseq_deep.runtime import packaged
 from fairseq_deep.runtime.packaged import PackageError
 from fairseq_deep.runtime.packaged.config import model_settings
 from fairseq_deep.runtime.packaged.folder import write_sums
-from fairseq_deep.tools.main import main
 from tests.helpers.fuzz import TIMES
 from tests.helpers.methods import DLCL
 from tests.helpers.models import VOCAB, task_of, tiny_flags

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairseq_deep.cli import main
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import record
 from fairseq_deep.runtime import records
-from fairseq_deep.tools.main import main
 from tests.helpers.fuzz import examples
 from tests.helpers.runs import GENERATED, RECORD, make_run
 

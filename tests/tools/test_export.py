@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from fairseq_deep.tools import main
+from fairseq_deep import cli
 from fairseq_deep.tools.alternatives import OTHERS
 from fairseq_deep.tools.export import _name_stock_parts, plain_weights
 from tests.helpers.commands import PACKAGE, hypotheses, run, train_command
@@ -75,7 +75,7 @@ def test_what_fairseq_has_not_is_refused(tmp_path, capsys, build, arch, flags, p
     flags = {**tiny_flags(arch), "encoder_layers": 2, "decoder_layers": 2, **flags}
     state = {"args": argparse.Namespace(arch=arch, **flags), "model": build(arch, **flags).state_dict()}
     torch.save(state, tmp_path / "model.pt")
-    assert main.main(["export", str(tmp_path / "model.pt"), "--output", str(tmp_path / "out.pt")]) == 2
+    assert cli.main(["export", str(tmp_path / "model.pt"), "--output", str(tmp_path / "out.pt")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert problem in error and error.endswith(f"; {OTHERS}\n") and not (tmp_path / "out.pt").exists()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_deep.tools import main
+from fairseq_deep import cli
 from fairseq_deep.tools.alternatives import OTHERS
 from tests.helpers.commands import PACKAGE, run, train_command
 from tests.helpers.docs import code_of
@@ -149,8 +149,8 @@ def test_a_model_of_fairseq_itself(make, export):
 def test_a_packaged_model_is_exported_in_both_formats(make, export):
     _, folder = make("prenorm_6l")
     package = str(folder / "package")
-    assert main.main(["package", str(folder / "model.pt"), "--tokenizer", "none", "--output", package]) == 0
-    assert main.main(["export", package, "--output", str(folder / "stock.pt")]) == 0
+    assert cli.main(["package", str(folder / "model.pt"), "--tokenizer", "none", "--output", package]) == 0
+    assert cli.main(["export", package, "--output", str(folder / "stock.pt")]) == 0
     for name in ("model.pt", "package", "stock.pt"):
         assert export(folder / name, "--output", folder / f"from_{name}")[0] == 0
     merges = ["s r", "sr c", *(f"src {digit}" for digit in "123"), *(f"src {digit}</w>" for digit in range(10))]
@@ -274,7 +274,7 @@ def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
     refuses(f"{here}/dict.tgt.txt:26: 'w7' occurs twice; remove one", model, *new)
     (folder / "dict.tgt.txt").write_text("".join([*words, "w7 1 #fairseq:overwrite\n"]))
     refuses(f"{model} has a dictionary in which w7 occurs twice", model, *new)
-    assert main.main(["export", model, *new, "--quantization", "int8"]) == 2
+    assert cli.main(["export", model, *new, "--quantization", "int8"]) == 2
     problem = "--quantization requires --format ctranslate2: add that, or omit --quantization"
     assert capsys.readouterr().err == f"fairseq-deep export: {problem}\n"
 

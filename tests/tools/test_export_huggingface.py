@@ -293,7 +293,8 @@ def test_bad_input_of_the_export_is_one_line(make, export, command, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(huggingface_export, "ended", lambda row: row[1:3])
         (folder.parent / "text").write_text("w1 w2\nw3\n")
-        refuses("translations differ from the model's for 2 of 2 sentences", model, *new, "--verify", folder.parent / "text")
+        words = [*new, "--verify", folder.parent / "text"]
+        refuses("translations differ from the model's for 2 of 2 sentences", model, *words)
     code, out, err = command("export", model, *new, "--verify", "x")
     assert code == 2 and "--verify requires --format huggingface or torch: add that, or omit --verify" in err
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_deep import cli
 from fairseq_deep.runtime import Translator, find_bundle
-from fairseq_deep.tools import main
 from tests.helpers.exports import write_model
 from tests.helpers.models import make_dictionary
 from tests.helpers.onnx import PACKAGES, documented, missing, session
@@ -27,7 +27,7 @@ def test_programs_in_onnx_translate_as_the_model(name, beam, tmp_path, monkeypat
     write_model(tmp_path, name, (make_dictionary(38), make_dictionary(30)), **ONE)
     monkeypatch.chdir(tmp_path)
     words = ["--format", "torch", "--tokenizer", "none", "--beam", str(beam), "--capacity", "16"]
-    assert main.main(["export", "model.pt", "--output", "model.pt2", *words]) == 0
+    assert cli.main(["export", "model.pt", "--output", "model.pt2", *words]) == 0
     exec(documented(), {})
     model = runpy.run_path(str(ROOT / "examples/translate_pt2.py"))["Model"]("model.pt2")
     programs = model.settings["programs"]
@@ -50,7 +50,7 @@ def test_an_export_for_transformers_becomes_onnx(tmp_path):
     dictionary = make_dictionary(38)
     write_model(tmp_path, "prenorm_6l", (dictionary, dictionary), share_all_embeddings=True, **ONE)
     words = ["--format", "huggingface", "--tokenizer", "none", "--output", str(tmp_path / "model.hf")]
-    assert main.main(["export", str(tmp_path / "model.pt"), *words]) == 0
+    assert cli.main(["export", str(tmp_path / "model.pt"), *words]) == 0
     command = ["export", "onnx", "--model", "model.hf", "--task", "text2text-generation-with-past", "model.onnx"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # which is of this environment
     place = {"cwd": tmp_path, "env": env, "check": True, "capture_output": True, "text": True, "timeout": 300}

@@ -5,16 +5,11 @@ import unicodedata
 
 import pytest
 
+from fairseq_deep import cli
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import text
 from fairseq_deep.runtime.dictionary import Dictionary
-from fairseq_deep.tools import (
-    UsageError,
-    huggingface_export,
-    huggingface_import,
-    huggingface_pieces,
-    huggingface_tokenizer,
-    main,
-)
+from fairseq_deep.tools import huggingface_export, huggingface_import, huggingface_pieces, huggingface_tokenizer
 from tests.helpers.exports import dictionary_of, learn_merges, learn_pieces, tokenised_lines, write_model
 
 spm = pytest.importorskip("sentencepiece")
@@ -133,7 +128,7 @@ def test_a_multilingual_model_is_exported_with_its_tags(tmp_path, capsys):
     units = dictionary_of([*TAGS, *map(cut, lines)])
     write_model(tmp_path, "prenorm_6l", (units, units), share_all_embeddings=True)
     words = ["--format", "huggingface", "--tokenizer", "none", "--bpe-codes", tmp_path / "spm.model"]
-    code = main.main(["export", *map(str, [tmp_path / "model.pt", *words, "--output", tmp_path / "out"])])
+    code = cli.main(["export", *map(str, [tmp_path / "model.pt", *words, "--output", tmp_path / "out"])])
     out, err = capsys.readouterr()
     assert (code, err) == (0, ""), err
     assert " 16 sentences within " in out and "(random units, " in out

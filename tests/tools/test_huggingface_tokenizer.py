@@ -4,8 +4,9 @@ import importlib.util
 
 import pytest
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.dictionary import Dictionary
-from fairseq_deep.tools import UsageError, huggingface_export, huggingface_tokenizer
+from fairseq_deep.tools import huggingface_export, huggingface_tokenizer
 from tests.helpers.exports import dictionary_of, learn_merges, tokenised_lines
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from fairseq_deep.cli import main
 from fairseq_deep.tools import curves
-from fairseq_deep.tools.main import main
 from tests.helpers.commands import run, train_command
 
 INNER = [(10, "9.5", "724.1", "0.001", "2.5"), (20, "8.25", "304.4", "0.002", "1.5")]

@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
+from fairseq_deep.cli import main
 from fairseq_deep.core.diagnostics.weights import WeightMatrix
 from fairseq_deep.tools import figures
 from fairseq_deep.tools import weights as plot
-from fairseq_deep.tools.main import main
 from tests.helpers.tools import failing
 
 fails = failing("plot", "weights")

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from fairseq_deep.cli import main
 from fairseq_deep.tools import results, samples
-from fairseq_deep.tools.main import main
 from tests.helpers.runs import GENERATED, RECORD, make_run
 
 pytest.importorskip("matplotlib")

@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+from fairseq_deep.cli import main  # noqa: E402
 from fairseq_deep.runtime import Translator  # noqa: E402
-from fairseq_deep.tools.main import main  # noqa: E402
 from tests.helpers.serving import ServerProcess, http, parsed, random_lines, write_package  # noqa: E402
 from tests.helpers.tools import failing  # noqa: E402
 
@@ -202,7 +202,7 @@ def test_wrong_flags(flags, capsys):
 @pytest.mark.parametrize("name", ["starlette", "uvicorn"])
 def test_a_missing_package_is_one_line(name, packages):
     program = f"import sys; sys.modules.update({name}=None, fairseq=None); "
-    program += "from fairseq_deep.tools.main import main; sys.exit(main())"
+    program += "from fairseq_deep.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "serve", str(packages[0]), "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     want = f"fairseq-deep serve: {name} is missing: pip install starlette uvicorn\n"

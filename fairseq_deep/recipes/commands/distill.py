@@ -16,7 +16,8 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.text import corpus, distilled
 from fairseq_deep.recipes.text.teachers import Teachers
 from fairseq_deep.runtime.files import checksum
-from fairseq_deep.tools import at_least_one, translate
+from fairseq_deep.tools import translate
+from fairseq_deep.tools.arguments import at_least_one
 from fairseq_deep.tools.machine import count_cores
 
 HEAD = 200

@@ -26,7 +26,7 @@ from fairseq_deep.recipes.display import Display
 from fairseq_deep.recipes.engine import Engine, Stopped
 from fairseq_deep.recipes.options import ROOT
 from fairseq_deep.recipes.record import read_json, write_json
-from fairseq_deep.tools import write_text
+from fairseq_deep.tools.output_files import write_text
 
 from .trainings import EVERY, Run, Trainings
 

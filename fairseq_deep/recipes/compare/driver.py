@@ -20,7 +20,8 @@ from fairseq_deep.recipes.plan import Plan
 from fairseq_deep.recipes.record import read_json, write_json
 from fairseq_deep.recipes.runner import Runner, StageFailed
 from fairseq_deep.recipes.steps import STAGES
-from fairseq_deep.tools import flags_of, write_text
+from fairseq_deep.tools.command_lines import flags_of
+from fairseq_deep.tools.output_files import write_text
 
 from . import cluster, depth, results, table, tune
 from .options import Compare, check_options, conditions, resolve, resolve_schedule

@@ -28,7 +28,7 @@ from fairseq_deep.recipes.options import (
 )
 from fairseq_deep.recipes.plan import Plan, count_gpus
 from fairseq_deep.recipes.recipe import Recipe
-from fairseq_deep.tools import flags_of
+from fairseq_deep.tools.command_lines import flags_of
 
 from . import depth
 

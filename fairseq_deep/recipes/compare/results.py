@@ -6,7 +6,8 @@ import re
 from fairseq_deep.plugin.bleu import bleu_for
 from fairseq_deep.recipes.changes import read_command
 from fairseq_deep.recipes.record import median, result_line
-from fairseq_deep.tools import flags_of, results
+from fairseq_deep.tools import results
+from fairseq_deep.tools.command_lines import flags_of
 from fairseq_deep.tools.results import spread
 from fairseq_deep.tools.significance import paired_bootstrap, read_run
 

@@ -7,7 +7,7 @@ import os
 
 from fairseq_deep.recipes.compare.results import FIGURES
 from fairseq_deep.recipes.compare.tune import format_rates
-from fairseq_deep.tools import write_text
+from fairseq_deep.tools.output_files import write_text
 
 # column, figure and number format
 COLUMNS = (

@@ -22,7 +22,7 @@ from fairseq_deep.recipes.stages import Markers
 from fairseq_deep.recipes.steps import STAGES
 from fairseq_deep.recipes.watch import Watch
 from fairseq_deep.runtime.records import RESULT
-from fairseq_deep.tools import write_text
+from fairseq_deep.tools.output_files import write_text
 
 from .systems import System
 

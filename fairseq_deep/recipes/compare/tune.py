@@ -16,7 +16,8 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.changes import scaled
 from fairseq_deep.recipes.record import result_line
 from fairseq_deep.recipes.scripts import without_options
-from fairseq_deep.tools import flags_of, results
+from fairseq_deep.tools import results
+from fairseq_deep.tools.command_lines import flags_of
 
 from .results import diverged
 from .systems import System

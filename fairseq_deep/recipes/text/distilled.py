@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.files import checksum, flock
-from fairseq_deep.tools import check_new_folder, write_text
+from fairseq_deep.tools.output_files import check_new_folder, write_text
 
 from ..display import Display
 from .corpus import find_text, read_lines

@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from fairseq_deep.errors import UsageError, one_line
-from fairseq_deep.tools import translate, write_text
+from fairseq_deep.tools import translate
 from fairseq_deep.tools.machine import count_cores
+from fairseq_deep.tools.output_files import write_text
 
 from .distilled import Shard
 

@@ -1,12 +1,14 @@
-"""Entry point of ``fairseq-deep``.
+"""Entry point of ``fairseq-deep``, and the only module that knows all commands.
 
-A sub-command is a module with ``run(args) -> int`` and, unless it is in `RAW`, ``add_arguments(parser)``; the first
-line of its docstring is the help text. To add a sub-command, write the module and list it in `COMMANDS`.
+A command is a module with ``add_arguments(parser)`` and ``run(args) -> int``; the first line of its docstring is the
+help text. To add a command, write the module and list it in `GROUPS`. Only the modules of the given command are
+imported.
 """
 
 import argparse
 import contextlib
 import errno
+import importlib
 import logging
 import os
 import signal
@@ -16,39 +18,28 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from fairseq_deep import __version__
-from fairseq_deep.errors import one_line, printable
-from fairseq_deep.recipes.commands import compare, distill, recipe
-from fairseq_deep.tools import (
-    UsageError,
-    archs,
-    average,
-    check,
-    diagnose,
-    doctor,
-    export,
-    flags,
-    import_,
-    package,
-    path,
-    plot,
-    report,
-    score,
-    serve,
-    translate,
-    wheelhouse,
-)
+from fairseq_deep.errors import UsageError, one_line, printable
 
-COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, translate, serve, distill, package, plot,
-            report, export, import_, recipe, compare, wheelhouse)  # fmt: skip
-RAW = {"recipe": recipe, "compare": compare}
+GROUPS = {
+    "train": ("tools.archs", "tools.flags", "tools.diagnose", "tools.average", "recipes.commands.distill",
+              "recipes.commands.recipe", "recipes.commands.compare", "tools.path"),
+    "use": ("tools.translate", "tools.serve", "tools.score", "tools.package"),
+    "convert": ("tools.export", "tools.import_"),
+    "inspect": ("tools.check", "tools.report", "tools.plot", "tools.doctor"),
+}  # fmt: skip
+"""The modules of the commands, by what a person is doing."""
+RAW = ("recipe", "compare")
 """Commands that parse their own arguments."""
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """Errors without a file name that come from writing to standard output."""
 
 
-def name_of(module: Any) -> str:
+def name_of(module: str) -> str:
     """Return the name of a command; a module has the suffix ``_`` if the name is a Python keyword."""
-    return module.__name__.rpartition(".")[2].rstrip("_").replace("_", "-")
+    return module.rpartition(".")[2].rstrip("_")
+
+
+COMMANDS = {name_of(module): module for modules in GROUPS.values() for module in modules}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -65,31 +56,59 @@ class _Parser(argparse.ArgumentParser):
                 stream.write(message)
 
 
-def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Return the parser and the sub-commands' parsers, without the arguments of `RAW`."""
-    parser = _Parser(prog="fairseq-deep", description="Tools for deep Transformers in fairseq.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+def make_parser(
+    only: str | None = None, whole: bool = False
+) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the parser and the parsers of its commands.
+
+    Args:
+        only: the only command to add; None: all, with their groups in the help text
+        whole: include the arguments of `RAW`
+    """
+    parser = _Parser(prog="fairseq-deep", description="Tools for deep Transformers in fairseq.",
+                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--version", action="version", version=f"fairseq_deep {__version__}", help="print the version")
-    for module in COMMANDS:
-        name, raw = name_of(module), module in RAW.values()
-        summary = module.__doc__.strip().splitlines()[0]
-        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False, add_help=not raw)
-        if not raw:
-            module.add_arguments(command)
-        command.set_defaults(run=module.run)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help="fairseq-deep COMMAND --help: its options")
+    groups = []
+    for group, modules in GROUPS.items():
+        rows = []
+        for name in map(name_of, modules):
+            if only in (None, name):
+                rows.append((name, _add_command(commands, name, whole)))
+        groups.append(f"{group}:\n" + "".join(f"  {name:<11} {summary}\n" for name, summary in rows))
+    parser.epilog = "\n".join(groups)
     return parser, commands.choices
 
 
+def _add_command(commands: Any, name: str, whole: bool) -> str:
+    """Add the parser of a command, and return its summary."""
+    module = importlib.import_module(f"fairseq_deep.{COMMANDS[name]}")
+    summary = module.__doc__.strip().splitlines()[0]
+    command = commands.add_parser(name, description=summary, allow_abbrev=False, add_help=name not in RAW)
+    if whole or name not in RAW:
+        module.add_arguments(command)
+    command.set_defaults(run=module.run)
+    return summary
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """Return the parser with all commands, for ``shtab``."""
+    return make_parser(whole=True)[0]
+
+
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the arguments of a sub-command, with its function in `run`; exit if they are invalid."""
-    (parser, commands), argv = make_parser(), sys.argv[1:] if argv is None else list(argv)
-    if argv and argv[0] in RAW:
-        return argparse.Namespace(command=argv[0], run=RAW[argv[0]].run, words=argv[1:])
+    """Parse the arguments of a command, with its function in `run`; exit if they are invalid."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    name = argv[0] if argv and argv[0] in COMMANDS else None
+    if name in RAW:
+        module = importlib.import_module(f"fairseq_deep.{COMMANDS[name]}")
+        return argparse.Namespace(command=name, run=module.run, words=argv[1:])
+    parser, commands = make_parser(name)
     args, unknown = parser.parse_known_args(argv)
     if args.command is None:
         parser.print_help(sys.stderr)
         sys.exit(2)
-    if hasattr(args, "fairseq_flags"):  # the sub-command passes unknown flags to fairseq
+    if hasattr(args, "fairseq_flags"):  # the command passes unknown flags to fairseq
         args.fairseq_flags = unknown
     elif unknown:
         commands[args.command].error(f"unrecognised arguments: {' '.join(unknown)}")

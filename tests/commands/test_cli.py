@@ -14,8 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 import fairseq_deep
-from fairseq_deep.errors import printable
-from fairseq_deep.tools import UsageError, check_outputs, format_table, main, replacing, write_text
+from fairseq_deep import cli
+from fairseq_deep.errors import UsageError, printable
+from fairseq_deep.tools.output_files import check_outputs, replacing, write_text
+from fairseq_deep.tools.tables import format_table
 from tests.helpers.paths import ROOT
 
 COMMAND = [sys.executable, str(ROOT / "tests/helpers/runtime_alone.py")]  # as importing fairseq takes seconds
@@ -42,7 +44,7 @@ def test_path_and_doctor_run_where_fairseq_is_broken(tmp_path):
 ])  # fmt: skip
 def test_without_a_command(words, status, out, error, capsys):
     with pytest.raises(SystemExit) as stop:
-        main.main(words)
+        cli.main(words)
     captured = capsys.readouterr()
     assert (stop.value.code, captured.out) == (status, out) and error in captured.err
     assert words != ["avrage"] or captured.err.count("\n") == 1
@@ -136,7 +138,7 @@ def test_closed_and_full_streams(redirection, status, told, words):
 
 def test_closed_streams_are_reopened():
     """Otherwise the next file that is opened would be standard input, or receive the errors."""
-    program = "import os, sys; sys.modules['fairseq'] = None; from fairseq_deep.tools.main import open_streams; "
+    program = "import os, sys; sys.modules['fairseq'] = None; from fairseq_deep.cli import open_streams; "
     program += "open_streams(); print(os.open(os.devnull, os.O_RDONLY))"
     command = ["bash", "-c", 'exec "$0" -c "$1" <&- 2>&-', sys.executable, program]
     assert int(subprocess.run(command, env=QUIET, capture_output=True, text=True).stdout) > 2
@@ -176,10 +178,11 @@ def test_an_empty_text_is_translated_into_an_empty_one(given, output, lone, monk
 def begin(tmp_path, finish, *launcher):
     """Start a command that is writing its output; *finish* is what it does then."""
     code = "import sys, time; sys.modules['fairseq'] = None  # which takes seconds\n"
-    code += "from fairseq_deep.tools import main, path, new_folder, replacing\n"
+    code += "from fairseq_deep import cli\nfrom fairseq_deep.tools import path\n"
+    code += "from fairseq_deep.tools.output_files import new_folder, replacing\n"
     code += "def run(args):\n    with replacing('out') as a, open(a, 'w'), new_folder('dir'):\n"
     code += "        open('begun', 'w').close(); " + finish + "\n"
-    code += "    return 0\npath.run = run; sys.exit(main.main(['path']))"
+    code += "    return 0\npath.run = run; sys.exit(cli.main(['path']))"
     # the tests themselves may have been started by nohup, whose programs ignore SIGHUP
     process = subprocess.Popen([*launcher, sys.executable, "-c", code], cwd=tmp_path, env=QUIET,
                                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))  # fmt: skip
