@@ -15,6 +15,7 @@ from importlib import resources
 from typing import Any
 from urllib.parse import urlsplit
 
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -29,7 +30,6 @@ from fairseq_deep.runtime.translator import Translation
 
 from .batching import Closed, QueueFull
 from .messages import Question, Refused, read_fields, read_question
-from .metrics import CONTENT_TYPE
 from .service import Service, log
 
 GONE = 499  # the client has disconnected; this status appears only in the log
@@ -95,7 +95,7 @@ def _routes(service: Service) -> dict[str, tuple[str, Any]]:
         return JSONResponse(service.information())
 
     async def metrics(_: Request) -> Response:
-        return PlainTextResponse(service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        return PlainTextResponse(service.metrics.render(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def translate(request: Request) -> Response:
         return await _translate(request, service)
@@ -292,7 +292,7 @@ class Recorded:
             more = {"error": f"{type(error).__name__}: {one_line(error, 300)}"}
         seconds = time.monotonic() - begun
         route = scope["path"] if scope["path"] in self.known else "other"
-        self.service.metrics.requests.add(1, route, status)
+        self.service.metrics.requests.labels(route, str(status)).inc()
         if route == "/translate":
             self.service.metrics.seconds.observe(seconds)
         more.update(scope["state"].get("log", {}))

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+
 from fairseq_deep.errors import UsageError, one_line
 from fairseq_deep.runtime import packaged
 from fairseq_deep.runtime.bundle import Bundle
@@ -22,7 +24,10 @@ from fairseq_deep.runtime.translator import Translator
 from .batching import Batcher, Pair
 from .languages import name_of
 from .messages import Limits
-from .metrics import LINES, SECONDS, Counter, Gauge, Histogram, render
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+LINES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Bounds of the histograms."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +68,27 @@ class Metrics:
     """Metrics of the server, for ``/metrics``."""
 
     def __init__(self, batcher: Batcher):
-        self.requests = Counter("requests_total", "Answered requests.", ("route", "status"))
-        self.seconds = Histogram("request_seconds", "Time from a request to its answer.", SECONDS)
-        self.lines = Counter("lines_total", "Translated lines.", ("source", "target"))
-        self.busy = Counter("translation_seconds_total", "Time spent translating batches.")
-        self.batches = Histogram("batch_lines", "Lines per batch.", LINES)
-        self.waiting = Gauge("queue_lines", "Lines in the queue.", lambda: batcher.waiting)
-        begun = time.time()
-        self.started = Gauge("start_time_seconds", "Unix time of the start.", lambda: begun)
+        self._registry = CollectorRegistry()
+        common: dict[str, Any] = {"namespace": "fairseq_deep", "registry": self._registry}
+        disable_created_metrics()
+        self.requests = Counter("requests", "Answered requests.", ("route", "status"), **common)
+        self.seconds = Histogram("request_seconds", "Time from a request to its answer.", buckets=SECONDS, **common)
+        self.lines = Counter("lines", "Translated lines.", ("source", "target"), **common)
+        self.busy = Counter("translation_seconds", "Time spent translating batches.", **common)
+        self.batches = Histogram("batch_lines", "Lines per batch.", buckets=LINES, **common)
+        Gauge("queue_lines", "Lines in the queue.", **common).set_function(lambda: batcher.waiting)
+        Gauge("start_time_seconds", "Unix time of the start.", **common).set_to_current_time()
         batcher.on_batch = self.count_batch
 
     def count_batch(self, pair: Pair, lines: int, seconds: float) -> None:
         """Count a batch."""
-        self.lines.add(lines, *pair)
-        self.busy.add(seconds)
+        self.lines.labels(*pair).inc(lines)
+        self.busy.inc(seconds)
         self.batches.observe(lines)
 
     def render(self) -> str:
         """Return the metrics in Prometheus' text format."""
-        return render(list(vars(self).values()))
+        return generate_latest(self._registry).decode()
 
 
 class Keys:

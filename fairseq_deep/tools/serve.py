@@ -87,11 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; return 0 after all accepted requests are answered."""
-    for name in ("starlette", "uvicorn"):
+    for name in ("prometheus_client", "starlette", "uvicorn"):
         try:
             importlib.import_module(name)
         except ImportError as error:
-            raise UsageError(f"{name} is missing: pip install starlette uvicorn") from error
+            raise UsageError(f"{name} is missing: pip install prometheus-client starlette uvicorn") from error
     from fairseq_deep.serving import app, server, service
     from fairseq_deep.serving.batching import Batcher
     from fairseq_deep.serving.messages import Limits

@@ -33,7 +33,7 @@ ALLOWED = {
     "core": TORCH_ONLY,
     "runtime": RUNTIME,
     "huggingface": {*RUNTIME, "huggingface_hub"},
-    "serving": {*RUNTIME, "starlette", "uvicorn"},
+    "serving": {*RUNTIME, "prometheus_client", "starlette", "uvicorn"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -119,13 +119,13 @@ def test_metrics_count(models):
         answer = client.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     samples = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
-    for route, status, count in (("/translate", 200, "1"), ("/translate", 415, "1"), ("other", 404, "2")):
+    for route, status, count in (("/translate", 200, "1.0"), ("/translate", 415, "1.0"), ("other", 404, "2.0")):
         assert samples[f'fairseq_deep_requests_total{{route="{route}",status="{status}"}}'] == count
-    assert samples['fairseq_deep_lines_total{source="en",target="de"}'] == "2"
-    assert samples['fairseq_deep_batch_lines_bucket{le="1"}'] == "0"
-    assert samples['fairseq_deep_batch_lines_bucket{le="2"}'] == samples["fairseq_deep_batch_lines_count"] == "1"
-    assert samples['fairseq_deep_request_seconds_bucket{le="+Inf"}'] == "2"
-    assert samples["fairseq_deep_queue_lines"] == "0" and float(samples["fairseq_deep_translation_seconds_total"]) > 0
+    assert samples['fairseq_deep_lines_total{source="en",target="de"}'] == "2.0"
+    assert samples['fairseq_deep_batch_lines_bucket{le="1.0"}'] == "0.0"
+    assert samples['fairseq_deep_batch_lines_bucket{le="2.0"}'] == samples["fairseq_deep_batch_lines_count"] == "1.0"
+    assert samples['fairseq_deep_request_seconds_bucket{le="+Inf"}'] == "2.0"
+    assert samples["fairseq_deep_queue_lines"] == "0.0" and float(samples["fairseq_deep_translation_seconds_total"]) > 0
     names = re.findall(r"^# TYPE (\S+) (?:counter|gauge|histogram)$", answer.text, re.MULTILINE)
     assert len(names) == len(set(names)) == 7 and all(key.startswith(tuple(names)) for key in samples)
 
@@ -251,7 +251,7 @@ def test_2000_concurrent_requests_get_their_own_answers(models, expected):
     service.batcher.close()
     assert len(results) == 2000 and all(results)
     counted = dict(line.rsplit(" ", 1) for line in service.metrics.render().splitlines())
-    assert counted['fairseq_deep_requests_total{route="/translate",status="200"}'] == "2000"
+    assert counted['fairseq_deep_requests_total{route="/translate",status="200"}'] == "2000.0"
 
 
 def test_two_models_of_one_pair_and_a_queue_that_is_too_small():

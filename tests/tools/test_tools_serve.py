@@ -141,7 +141,7 @@ def test_sigterm_lets_accepted_requests_finish(packages, expected):
         """All requests arrive within the window as a rule, and the signal comes before any is answered."""
         asked = [asyncio.ensure_future(exchange(server.address, http(fields(line)))) for line in lines]
         arrived = b""
-        while b"queue_lines 200\n" not in arrived and b"lines_total{" not in arrived:
+        while b"queue_lines 200.0\n" not in arrived and b"lines_total{" not in arrived:
             await asyncio.sleep(0.05)
             arrived = await exchange(server.address, b"GET /metrics HTTP/1.0\r\n\r\n")
         server.process.send_signal(signal.SIGTERM)
@@ -160,7 +160,7 @@ def test_sigterm_lets_accepted_requests_finish(packages, expected):
 def test_a_second_signal_stops_at_once(packages):
     with ServerProcess(packages[0], "--window", 60_000) as server, socket.create_connection(server.address) as client:
         client.sendall(http(fields("w1")))
-        while b"queue_lines 1\n" not in talk(server.address, b"GET /metrics HTTP/1.0\r\n\r\n"):
+        while b"queue_lines 1.0\n" not in talk(server.address, b"GET /metrics HTTP/1.0\r\n\r\n"):
             time.sleep(0.05)
         server.process.send_signal(signal.SIGINT)
         while server.events[-1]["event"] != "stopping":
@@ -199,11 +199,11 @@ def test_wrong_flags(flags, capsys):
     assert stop.value.code == 2 and f"argument {flags[0]}: must be" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["starlette", "uvicorn"])
+@pytest.mark.parametrize("name", ["prometheus_client", "starlette", "uvicorn"])
 def test_a_missing_package_is_one_line(name, packages):
     program = f"import sys; sys.modules.update({name}=None, fairseq=None); "
     program += "from fairseq_deep.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "serve", str(packages[0]), "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    want = f"fairseq-deep serve: {name} is missing: pip install starlette uvicorn\n"
+    want = f"fairseq-deep serve: {name} is missing: pip install prometheus-client starlette uvicorn\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", want)
