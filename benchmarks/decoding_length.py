@@ -14,7 +14,7 @@ import torch
 
 from fairseq_deep.core.attention import MultiheadAttention, RunningMean, SharedBeamState
 from fairseq_deep.core.decoding import pack_linear
-from fairseq_deep.tools import figures
+from fairseq_deep.tools import pictures
 from fairseq_deep.tools.tables import format_table
 
 POSITIONS = (16, 32, 64, 128, 256, 512)
@@ -98,16 +98,16 @@ def main():
     rows += [(name, *(f"{value:.3f}" for value in values)) for name, values in results.items()]
     print(format_table(rows, right=range(1, len(rows[0]))))
     if options.plot:
-        figure = figures.new_figure(4.6, 3.0)
+        figure = pictures.new_figure(4.6, 3.0)
         axes = figure.subplots()
-        for colour, (name, values) in zip(figures.COLOURS, results.items()):
+        for colour, (name, values) in zip(pictures.COLOURS, results.items()):
             axes.plot(POSITIONS, values, color=colour, marker="o", markersize=3.5, linewidth=1.3, label=name)
         axes.set_xlabel("position in the target")
         axes.set_ylabel("ms a step and layer")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.25)
         axes.legend(frameon=False, fontsize=8)
-        figures.save_figure(figure, options.plot)
+        pictures.save_figure(figure, options.plot)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Load of `fairseq-deep serve`: throughput and latency by batch size, 10,000 requests at once, kill and restart.
 
-    pip install starlette uvicorn
+    pip install prometheus-client starlette uvicorn
     python benchmarks/serve.py exp/demo --input news.en
 
 MODEL is what `fairseq-deep serve` takes, for one language pair. The file has one sentence per line, and each request

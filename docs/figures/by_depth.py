@@ -7,7 +7,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from fairseq_deep.tools.figures import COLOURS, new_figure, save_figure  # noqa: E402
+from fairseq_deep.tools.pictures import COLOURS, new_figure, save_figure  # noqa: E402
 from fairseq_deep.tools.results import by_system, read, spread  # noqa: E402
 
 PICTURES = {  # file: runs, range of losses, and systems with their names, colours and lines

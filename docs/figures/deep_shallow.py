@@ -7,7 +7,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from fairseq_deep.tools.figures import COLOURS, new_figure, save_figure  # noqa: E402
+from fairseq_deep.tools.pictures import COLOURS, new_figure, save_figure  # noqa: E402
 
 SYSTEMS = {  # label of the scores: name in the table of speeds, and in the picture
     "6+6 plain": ("6 + 6, plain", "6 + 6, plain"),

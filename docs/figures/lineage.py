@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from fairseq_deep.tools.figures import COLOURS, new_figure, save_figure  # noqa: E402
+from fairseq_deep.tools.pictures import COLOURS, new_figure, save_figure  # noqa: E402
 
 WIDTH, HEIGHT = 0.86, 0.62  # of a box, in years and rows
 NAME = 20

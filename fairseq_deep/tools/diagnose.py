@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.tools import figures
+from fairseq_deep.tools import pictures
 from fairseq_deep.tools.arguments import at_least_one
 from fairseq_deep.tools.checkpoints import check_fairseq
 from fairseq_deep.tools.measuring import RATIOS, SIDES, fresh, mean_of, measure, trained
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         write_text(args.json, json.dumps(_finite(_record(args, results)), indent=1) + "\n")
     if args.plot is not None:
-        figures.save_figure(_draw(results), args.plot)
+        pictures.save_figure(_draw(results), args.plot)
     written = [path for path in (args.json, args.plot) if path is not None]
     if written:
         print("\n->", ", ".join(written))
@@ -86,7 +86,7 @@ def _check(args: argparse.Namespace) -> None:
     files = [word.partition("=")[2] or word for word in words]  # such as the value of --encoder-embed-path
     check_outputs([args.json, args.plot], [args.data, *args.path, *files])
     if args.plot is not None:
-        figures.check_picture(args.plot)
+        pictures.check_picture(args.plot)
 
 
 def sublayer_means(sublayers: dict[str, Any]) -> list[dict[str, Any]]:
@@ -185,12 +185,12 @@ def _finite(value: Any) -> Any:
 
 def _draw(results: list[dict[str, Any]]) -> Any:
     """Draw the gradient norm by layer, with a panel per stack (Fig. 1)."""
-    figure = figures.new_figure(8.4, 3.4 + 0.12 * len(results))
+    figure = pictures.new_figure(8.4, 3.4 + 0.12 * len(results))
     panels = figure.subplots(1, 2)
     for axes, side in zip(panels, SIDES):
         lines = [result["mean"]["gradient_norm"][side] for result in results]
         for index, (result, norms) in enumerate(zip(results, lines)):
-            style = {"color": figures.COLOURS[index % len(figures.COLOURS)], "marker": "osv^Dx+"[index % 7]}
+            style = {"color": pictures.COLOURS[index % len(pictures.COLOURS)], "marker": "osv^Dx+"[index % 7]}
             axes.plot(range(1, len(norms) + 1), norms, label=result["name"], markersize=3.5, linewidth=1.3, **style)
         positive = [norm for norms in lines for norm in norms if norm > 0]
         if positive and max(positive) > 20 * min(positive):

@@ -12,7 +12,7 @@ from typing import Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.records import RERUN, RESULT, SEEDS, read_json
-from fairseq_deep.tools import curves, figures, results, samples
+from fairseq_deep.tools import pictures, results, samples, training_logs
 from fairseq_deep.tools.arguments import at_least_one
 from fairseq_deep.tools.command_lines import flags_of
 from fairseq_deep.tools.input_text import read_lines
@@ -169,8 +169,8 @@ def _tables(record: dict[str, Any], flags: dict[str, str]) -> dict[str, list[tup
 
 def _curves(runs: dict[str, str]) -> dict[str, str]:
     """Return the picture of the runs as SVG, or the reason for its absence; empty before the first log entry."""
-    logs = {name: curves.find_log(place) for name, place in runs.items()}
-    found = {name or "this run": curves.read_run(path, started=True) for name, path in logs.items() if path}
+    logs = {name: training_logs.find_log(place) for name, place in runs.items()}
+    found = {name or "this run": training_logs.read_run(path, started=True) for name, path in logs.items() if path}
     return _drawn({name: run for name, run in found.items() if run})
 
 
@@ -178,11 +178,11 @@ def _drawn(found: dict[str, Any]) -> dict[str, str]:
     if not found:
         return {}
     try:
-        figures.check_library()
+        pictures.check_library()
     except UsageError as error:
         print(f"fairseq-deep report: the page has no curves: {error}", file=sys.stderr)
         return {"no_curves": str(error)}
-    return {"curves": figures.as_svg(curves.draw(found))}
+    return {"curves": pictures.as_svg(pictures.draw_runs(found))}
 
 
 def render(**page: Any) -> str:

@@ -537,7 +537,7 @@ def test_table_and_picture_of_what_is_there(finished, modules, tmp_path, monkeyp
     rows[1]["curve"][1] = {100: 8.0}  # an update that no other seed has
     modules.picture.draw(rows, str(tmp_path / "infinite.svg"))
     assert all(re.findall(rf">{name}( +0.00M)?<", drawn) for name in ("base", "same", "worse")), "legend and ranking"
-    monkeypatch.setattr(modules.picture.figures, "save_figure", lambda figure, _: saved.append(figure))
+    monkeypatch.setattr(modules.picture.pictures, "save_figure", lambda figure, _: saved.append(figure))
     for losses, top in (((10.0, 1e9), 22), ((10.0, 1e9, math.nan), 22), ((30.0, 20.0), 30)):
         saved = []
         rows[2]["curve"][1] = dict(enumerate(losses, 1))

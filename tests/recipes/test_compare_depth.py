@@ -270,7 +270,7 @@ def test_p_over_seeds_is_students(count, quantile):
 def test_the_picture_by_depth_has_a_line_per_system(monkeypatch):
     pytest.importorskip("matplotlib")
     drawn = []
-    monkeypatch.setattr(picture.figures, "save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(picture.pictures, "save_figure", lambda figure, path: drawn.append(figure))
     points = (("plain", 30, 9.0), ("plain", 6, 20.0), ("DLCL", 6, 21.0), ("DLCL", 30, 22.0))
     rows = [{"line": line, "depth": layers, "bleu": {"mean": mean, "min": mean - 1, "max": mean + 1}}
             for line, layers, mean in points]  # fmt: skip

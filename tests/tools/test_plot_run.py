@@ -6,7 +6,7 @@ import math
 import pytest
 
 from fairseq_deep.cli import main
-from fairseq_deep.tools import curves
+from fairseq_deep.tools import pictures, training_logs
 from tests.helpers.commands import run, train_command
 
 INNER = [(10, "9.5", "724.1", "0.001", "2.5"), (20, "8.25", "304.4", "0.002", "1.5")]
@@ -41,7 +41,7 @@ def write_jsonl(path):
 
 
 def curves_of(path):
-    return {name: curve for name, curve in curves.read_run(str(path)).items() if name in WANTED}
+    return {name: curve for name, curve in training_logs.read_run(str(path)).items() if name in WANTED}
 
 
 def plot(*words):
@@ -58,7 +58,7 @@ def test_what_fairseq_prints(form, small, tmp_path):
     command = train_command(small, tmp_path / "save", "--max-update", "4", "--no-save")
     command[command.index("--log-format") + 1] = form
     (tmp_path / "log").write_text(run(*command).stdout)
-    found = curves.read_run(str(tmp_path / "log"))
+    found = training_logs.read_run(str(tmp_path / "log"))
     assert list(found["loss"]) == [1, 2, 3, 4] and max(found["valid_loss"]) == 4
     assert found["lr"][2] == pytest.approx(1e-3) and min(found["gnorm"].values()) > 0
 
@@ -88,15 +88,16 @@ def test_table_numbers_and_picture(tmp_path, capsys):
 
 def test_the_picture_shows_the_numbers(tmp_path):
     pytest.importorskip("matplotlib")
-    runs = {"a": curves.read_run(str(write_json(tmp_path / "a.log"))), "b": {"loss": {1: 3.0, 2: math.nan}}}
-    figure = curves.draw(runs)
+    runs = {"a": training_logs.read_run(str(write_json(tmp_path / "a.log"))), "b": {"loss": {1: 3.0, 2: math.nan}}}
+    figure = pictures.draw_runs(runs)
     panels = {axes.get_ylabel(): axes for axes in figure.axes}
     assert list(panels) == ["loss", "perplexity", "learning rate", "gradient norm"]
     drawn = [dict(zip(*map(list, line.get_data()))) for line in panels["loss"].lines]
     assert drawn[:2] == [WANTED["loss"], WANTED["valid_loss"]] and list(drawn[2]) == [1, 2]
     assert panels["perplexity"].get_yscale() == panels["gradient norm"].get_yscale() == "log"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "training", "validation"]
-    assert len(curves.draw({"b": runs["b"]}).axes) == 1
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+    assert figure.legends[0].get_title().get_text() == "thin: training, thick: validation"
+    assert len(pictures.draw_runs({"b": runs["b"]}).axes) == 1
 
 
 BAD = {

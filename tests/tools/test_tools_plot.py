@@ -11,8 +11,7 @@ import torch
 
 from fairseq_deep.cli import main
 from fairseq_deep.core.diagnostics.weights import WeightMatrix
-from fairseq_deep.tools import figures
-from fairseq_deep.tools import weights as plot
+from fairseq_deep.tools import pictures, plot
 from tests.helpers.tools import failing
 
 fails = failing("plot", "weights")
@@ -63,7 +62,7 @@ def test_json_and_csv_hold_the_lower_triangle_at_full_precision(tmp_path, capsys
     assert lines[-1] == f"-> {tmp_path}/w.json, {tmp_path}/w.csv"
 
 
-@pytest.mark.parametrize("kind", figures.FORMATS)
+@pytest.mark.parametrize("kind", pictures.FORMATS)
 def test_picture_is_written_and_the_same_again(tmp_path, kind):
     pytest.importorskip("matplotlib")
     path = checkpoint(tmp_path / "a.pt")
@@ -79,7 +78,7 @@ def test_panels_are_encoder_decoder_and_one_column(tmp_path):
     pytest.importorskip("matplotlib")
     weights = torch.arange(31.0).repeat(31, 1).tril() / 10
     path = checkpoint(tmp_path / "a.pt", encoder=weights)
-    figure = plot._draw(plot.load_weights(path), 10)
+    figure = pictures.draw_weights(plot.load_weights(path), 10)
     panels = [axes for axes in figure.axes if axes.get_title()]
     titles = ["(a) 30-layer encoder", "(b) 1-layer decoder", "(c) weights of $y_{10}$ in the encoder"]
     assert [axes.get_title() for axes in panels] == titles
@@ -124,7 +123,7 @@ def test_several_weights_an_entry_are_averaged_and_said_so(tmp_path):
     vector = torch.stack([ENCODER, ENCODER + 2.0, ENCODER - 0.5], dim=2)
     matrices = plot.load_weights(checkpoint(tmp_path / "a.pt", encoder=vector))
     torch.testing.assert_close(matrices["encoder"].values.tril(), (ENCODER + 0.5).tril())
-    titles = [axes.get_title() for axes in plot._draw(matrices, 1).axes]
+    titles = [axes.get_title() for axes in pictures.draw_weights(matrices, 1).axes]
     note = "\nmean over the 3 weights of an entry"
     assert titles[:2] == [f"(a) 2-layer encoder{note}", "(b) 1-layer decoder"] and titles[2].endswith(note)
 

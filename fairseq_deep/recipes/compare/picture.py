@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from fairseq_deep.tools import figures
+from fairseq_deep.tools import pictures
 
 STYLES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "osv^DXP"
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 def draw(rows: list[Row], path: str) -> None:
     """Draw the systems that have results: curves of the loss, and a ranking with minimum and maximum over seeds."""
     shown = [(index, row) for index, row in enumerate(rows) if row["done"]]
-    figure = figures.new_figure(13, max(4.6, 1.2 + 0.26 * len(shown)))
+    figure = pictures.new_figure(13, max(4.6, 1.2 + 0.26 * len(shown)))
     left, right = figure.subplots(1, 2)
     for index, row in shown:
         _draw_curve(left, row, _look(index))
@@ -28,7 +28,7 @@ def draw(rows: list[Row], path: str) -> None:
         axes.grid(alpha=0.25)
     seeds = max(len(row["done"]) for _, row in shown)
     figure.suptitle(f"{seeds} seeds: mean and range" if seeds > 1 else "1 seed", fontsize=9)
-    figures.save_figure(figure, path)
+    pictures.save_figure(figure, path)
 
 
 def _measure(rows: list[Row]) -> tuple[str, str]:
@@ -38,7 +38,7 @@ def _measure(rows: list[Row]) -> tuple[str, str]:
 
 def _look(index: int) -> dict[str, Any]:
     """Return the style of a system: the first is black; repeated colours have new line styles and markers."""
-    colours = [figures.COLOURS[-1], *figures.COLOURS[:-1]]
+    colours = [pictures.COLOURS[-1], *pictures.COLOURS[:-1]]
     turn, place = divmod(index, len(colours))
     style = {"color": colours[place], "linestyle": STYLES[turn % len(STYLES)]}
     return {**style, "marker": MARKERS[(turn + place) % len(MARKERS)]}
@@ -92,7 +92,7 @@ def _rank(axes: Any, shown: list[tuple[int, Row]]) -> None:
 def draw_depths(rows: list[Row], path: str) -> None:
     """Draw BLEU (or loss) by depth, as in Fig. 3 of Wang et al., 2019: a curve per ``line`` of *rows*."""
     measure, name = _measure(rows)
-    figure = figures.new_figure(5.4, 3.6)
+    figure = pictures.new_figure(5.4, 3.6)
     axes = figure.subplots()
     for index, line in enumerate(dict.fromkeys(row["line"] for row in rows)):
         own = sorted((row for row in rows if row["line"] == line and row[measure]), key=lambda row: row["depth"])
@@ -102,4 +102,4 @@ def draw_depths(rows: list[Row], path: str) -> None:
     axes.set(ylabel=name, xlabel="encoder layers", xticks=sorted({row["depth"] for row in rows}))
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8, frameon=False)
-    figures.save_figure(figure, path)
+    pictures.save_figure(figure, path)
