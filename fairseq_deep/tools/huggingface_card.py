@@ -2,11 +2,10 @@
 
 import argparse
 import json
-import os
 from typing import Any
 
 from fairseq_deep.runtime.language_codes import short_code
-from fairseq_deep.tools import package
+from fairseq_deep.tools.card import counts, make_export_card
 from fairseq_deep.tools.huggingface_pieces import tags_of
 
 NAMES = ("fairseq_deep", "torch", "transformers", "tokenizers")
@@ -21,28 +20,21 @@ def make(parts: Any, args: argparse.Namespace, search: dict[str, Any], name: str
         name, size: name of the class, and number of parameters that it stores
         found: result of the check
     """
-    from fairseq_deep.runtime import packaged
-
     loaded, bundle = parts.loaded, parts.bundle
     text = {"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": parts.steps.kind}
-    config = package.card_config(args, loaded, text, {**search, "gnmt_lenpen": False}, NAMES)
-    sides = ((loaded.source_lang, loaded.source), (loaded.target_lang, loaded.target))
-    dictionaries = ", ".join(f"{lang} {len(dictionary):,}" for lang, dictionary in sides)
     own = sum(parameter.numel() for parameter in loaded.model.parameters())
     stored = f" ({size:,} as stored by the class)" * (size != own)
     rows = {"class": name, "parameters": f"{own:,}{stored}", "weights": "float32", "checked": found}
-    rows["dictionaries"] = dictionaries
-    record = package.record_of(args.checkpoint) if os.path.isdir(args.checkpoint) else {}
-    body = packaged.make_card(config, rows, record, use=_use(parts, search, text))
-    return _front(config) + body
+    rows["dictionaries"] = counts(loaded, {})["dictionaries"]
+    use = _use(parts, search, text)
+    body = make_export_card(args, loaded, text, {**search, "gnmt_lenpen": False}, NAMES, rows, use)
+    return _front([loaded.source_lang, loaded.target_lang], args.licence) + body
 
 
-def _front(config: dict[str, Any]) -> str:
+def _front(languages: list[str], licence: str | None) -> str:
     """Return the front matter for model hubs; JSON values are valid YAML."""
-    languages = [config["task"][f"{side}_lang"] for side in ("source", "target")]
     lines = [f"language: {json.dumps(languages)}", "library_name: transformers", "pipeline_tag: translation"]
-    if config["licence"] != package.UNKNOWN_LICENCE:
-        lines.append(f"license: {json.dumps(config['licence'].lower())}")
+    lines += [f"license: {json.dumps(licence.lower())}"] if licence else []
     return "\n".join(["---", *lines, "---", "", ""])
 
 

@@ -5,19 +5,15 @@ translate, from_pretrained and fairseq-generate load it, and give the translatio
 """
 
 import argparse
-import contextlib
 import os
-import platform
-from collections.abc import Sequence
 from typing import Any
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.runtime import records
 from fairseq_deep.tools import translate
+from fairseq_deep.tools.card import UNKNOWN_LICENCE, counts, make_card, record_of, versions
 from fairseq_deep.tools.output_files import check_new_folder, new_folder
 
 DTYPES = ("float16", "bfloat16", "float32")
-UNKNOWN_LICENCE = "not stated: ask the model's authors"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,58 +69,8 @@ def collect(args: argparse.Namespace, name: str) -> Any:
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(f"{bundle.checkpoint} cannot be packaged: {error}") from error
-    card = packaged.make_card(config, counts(loaded, tensors), record_of(args.model))
+    card = make_card(config, counts(loaded, tensors), record_of(args.model))
     return packaged.Content(config, tensors, bundle.data, bundle.codes, card)
-
-
-def versions(names: Sequence[str] = ("fairseq_deep", "fairseq", "torch", "safetensors")) -> dict[str, str]:
-    """Return the versions of the software that writes the package."""
-    from importlib import metadata
-
-    found = {}
-    for name in names:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return {**found, "Python": platform.python_version()}
-
-
-def card_config(
-    args: argparse.Namespace, loaded: Any, text: dict[str, Any], search: dict[str, Any], names: Sequence[str]
-) -> dict[str, Any]:
-    """Return the configuration for the card of an export, in the form required by `make_card`.
-
-    Args:
-        args: "name", "licence" and "output" of the command
-        text, search: as in ``config.json``
-        names: Python packages to list with their versions
-    """
-    stored = loaded.stored
-    return {
-        "name": args.name if args.name is not None else os.path.basename(os.path.abspath(args.output)),
-        "arch": stored.stock_arch or stored.flags.arch,
-        "library": "fairseq" if stored.stock_arch else "fairseq_deep",
-        "licence": args.licence or UNKNOWN_LICENCE,
-        "task": {"source_lang": loaded.source_lang, "target_lang": loaded.target_lang},
-        "text": text,
-        "search": search,
-        "made_with": versions(names),
-    }
-
-
-def counts(loaded: Any, tensors: dict[str, Any]) -> dict[str, str]:
-    """Return the rows of the card with sizes."""
-    sizes = {loaded.source_lang: len(loaded.source), loaded.target_lang: len(loaded.target)}
-    kinds = sorted({str(tensor.dtype).partition(".")[2] for tensor in tensors.values()})
-    return {
-        "parameters": f"{sum(parameter.numel() for parameter in loaded.model.parameters()):,}",
-        "weights": f"{' and '.join(kinds)}, {sum(t.numel() * t.element_size() for t in tensors.values()):,} bytes",
-        "dictionaries": ", ".join(f"{lang} {size:,}" for lang, size in sizes.items()),
-    }
-
-
-def record_of(run: str) -> dict[str, Any]:
-    """Return the record of a recipe's run; empty for a single checkpoint."""
-    return records.read_json(os.path.join(run, "RESULT.json"), records.RESULT, records.RERUN)
 
 
 def check_written(folder: str, content: Any) -> None:

@@ -4,19 +4,19 @@ Recipes and comparisons write this file to their directory. Tables, pictures, ``
 their numbers from it.
 """
 
-import contextlib
 import json
 import math
 import os
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from fairseq_deep.runtime.files import flock
+from filelock import FileLock
+
 from fairseq_deep.runtime.records import FACTS, SEARCH, Check, amount, figure, line, needed, optional, read_json_lines
 from fairseq_deep.tools.output_files import write_text
 
-FILE = "results.jsonl"
+FILE, LOCK = "results.jsonl", ".results.lock"
 FIGURES = ("valid_loss", "valid_nll", "valid_ppl", "bleu", "chrf", "source_gain", "step_seconds", "tokens_per_second",
            "sentences_per_second", "ratio_encoder", "ratio_decoder", "between_encoder", "between_decoder",
            "train_hours")  # fmt: skip
@@ -54,22 +54,11 @@ def add(folder: str, runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     A run replaces the earlier run with the same system and seed; other runs are not changed. Writing is atomic, and
     processes take turns.
     """
-    with _turn(folder):
+    with FileLock(os.path.join(folder, LOCK)):
         found = {(run["system"], run["seed"]): run for run in [*read(folder), *runs]}
         lines = [json.dumps(run, ensure_ascii=False) + "\n" for run in found.values()]
         write_text(os.path.join(folder, FILE), "".join(lines))
     return list(found.values())
-
-
-@contextlib.contextmanager
-def _turn(folder: str) -> Iterator[None]:
-    """Lock the directory, where the system supports this."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # Windows cannot open a directory
-            descriptor = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            flock(descriptor, blocking=True)
-        yield
 
 
 def by_system(runs: Iterable[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:

@@ -26,7 +26,8 @@ from fairseq_deep.runtime.dictionary import SPECIAL
 from fairseq_deep.runtime.language_codes import short_code
 from fairseq_deep.runtime.loading import ModelFacts
 from fairseq_deep.runtime.text import is_pieces
-from fairseq_deep.tools import package, torch_check, translate
+from fairseq_deep.tools import torch_check, translate
+from fairseq_deep.tools.card import counts, make_export_card, versions
 from fairseq_deep.tools.input_text import read_lines
 from fairseq_deep.tools.output_files import check_output_path, replacing
 
@@ -84,7 +85,9 @@ def write(args: argparse.Namespace) -> int:
     programs = export(loaded.model, search["beam"], capacity, bundle.checkpoint)
     settings = describe(programs, loaded, bundle, steps, search, capacity)
     extra = {"model.json": json.dumps(settings, indent=1, ensure_ascii=False), **_texts(loaded, bundle)}
-    extra["README.md"] = _card(args, loaded, settings)
+    facts = counts(loaded, loaded.model.state_dict())
+    facts["positions"] = f"at most {capacity} target tokens and {settings['max_source']} source tokens"
+    extra["README.md"] = make_export_card(args, loaded, settings["text"], settings["search"], NAMES, facts, USE)
     for program in programs.values():
         program.example_inputs = None  # their caches are as large as the model
     with replacing(args.output) as temporary:
@@ -161,7 +164,7 @@ def describe(
             "encoder": {"inputs": [tokens], "outputs": [*sources, *caches]},
             "step": {"inputs": inputs, "outputs": [scores, *caches]},
         },
-        "made_with": package.versions(NAMES),
+        "made_with": versions(NAMES),
     }
 
 
@@ -194,17 +197,6 @@ def _texts(loaded: Any, bundle: Any) -> dict[str, str]:
         else:
             texts["codes"] = content.decode("utf-8-sig")
     return texts
-
-
-def _card(args: argparse.Namespace, loaded: Any, settings: dict[str, Any]) -> str:
-    """Return the text of ``README.md``."""
-    from fairseq_deep.runtime import packaged
-
-    config = package.card_config(args, loaded, settings["text"], settings["search"], NAMES)
-    rows = package.counts(loaded, loaded.model.state_dict())
-    rows["positions"] = f"at most {settings['capacity']} target tokens and {settings['max_source']} source tokens"
-    record = package.record_of(args.checkpoint) if os.path.isdir(args.checkpoint) else {}
-    return packaged.make_card(config, rows, record, use=USE)
 
 
 def _check(

@@ -18,7 +18,7 @@ from fairseq_deep import cli
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.plugin.stored import as_checkpoint
 from fairseq_deep.runtime import TextSteps, Translator, find_bundle
-from fairseq_deep.runtime.packaged import make_card
+from fairseq_deep.tools.card import make_card
 from tests.helpers.commands import PACKAGE, run, train_command
 from tests.helpers.exports import write_model
 from tests.helpers.models import make_batch, make_dictionary, make_tagged_dictionary, task_of

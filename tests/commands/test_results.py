@@ -6,6 +6,7 @@ import statistics
 import threading
 
 import pytest
+from filelock import FileLock
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools import results
@@ -24,10 +25,10 @@ def test_a_run_replaces_its_earlier_line_and_others_stay(tmp_path):
 def test_writers_take_turns(tmp_path):
     """Otherwise one of two would write what it had read before the other's line."""
     other = threading.Thread(target=results.add, args=(str(tmp_path), [RUN]))
-    with results._turn(str(tmp_path)):
+    with FileLock(tmp_path / results.LOCK):
         other.start()
         other.join(0.5)
-        assert other.is_alive() and not list(tmp_path.iterdir())
+        assert other.is_alive() and not (tmp_path / results.FILE).exists()
     other.join(60)
     assert results.read(str(tmp_path)) == [RUN]
 
@@ -59,7 +60,8 @@ def test_a_full_disk_keeps_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr("os.replace", full)
     with pytest.raises(UsageError, match="No space left on device"):
         results.add(str(tmp_path), [{**RUN, "seed": 2}])
-    assert (tmp_path / results.FILE).read_text() == before and len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / results.FILE).read_text() == before
+    assert {path.name for path in tmp_path.iterdir()} == {results.FILE, results.LOCK}
 
 
 def test_spread():

@@ -172,8 +172,8 @@ def test_bad_input_of_the_export_is_one_line(tmp_path, command, monkeypatch, rec
     programs = torch.export.export(torch.nn.Identity(), (torch.zeros(1),))
     with monkeypatch.context() as patch:  # a whole file, which does not pass the check
         patch.setattr(torch_format, "export", lambda *words: {"encoder": programs, "step": programs})
-        patch.setattr(torch_format, "describe", lambda *words: {"text": {}, "search": {}})
-        patch.setattr(torch_format, "_card", lambda *words: "")
+        patch.setattr(torch_format, "describe", lambda *words: {"text": {}, "search": {}, "max_source": 1})
+        patch.setattr(torch_format, "make_export_card", lambda *words: "")
         patch.setattr(torch_check, "check_programs", unequal)
         refuses("the programs translate otherwise", model, *new)
     code, out, err = command("export", model, *new, "--beam", 3)

@@ -1,14 +1,20 @@
-"""The model card of a package: properties, data, scores and usage."""
+"""The model card of a package or an export: properties, data, scores and usage."""
 
+import argparse
+import contextlib
 import os
+import platform
 import re
 from collections.abc import Iterable, Sequence
+from importlib import metadata
 from typing import Any
 
 from fairseq_deep.errors import one_line
+from fairseq_deep.runtime import records
 from fairseq_deep.runtime.language_codes import short_code
+from fairseq_deep.runtime.packaged import WEIGHTS
 
-from .folder import WEIGHTS
+UNKNOWN_LICENCE = "not stated: ask the model's authors"
 
 _MARKUP = re.compile(r"[\\`*_\[\]!#|~$]")
 _ADDRESS = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*):(?=\S)")
@@ -19,6 +25,57 @@ _FACTS = (("updates", "updates"), ("epochs", "epochs"), ("train_hours", "hours")
           ("precision", "precision"), ("tokens_per_update", "tokens per update"), ("devices", "devices"),
           ("hardware", "hardware"), ("commit", "commit of the recipe"), ("date", "date"))  # fmt: skip
 _SCORES = (("sacrebleu", "sacreBLEU"), ("tokenised", "tokenised BLEU"), ("compound_split", "compound-split BLEU"))
+
+
+def versions(names: Sequence[str] = ("fairseq_deep", "fairseq", "torch", "safetensors")) -> dict[str, str]:
+    """Return the versions of the software that writes the package."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return {**found, "Python": platform.python_version()}
+
+
+def make_export_card(
+    args: argparse.Namespace, loaded: Any, text: dict[str, Any], search: dict[str, Any], names: Sequence[str],
+    rows: dict[str, str], use: str,
+) -> str:
+    """Return the text of ``README.md`` of an export.
+
+    Args:
+        args: "name", "licence", "output" and "checkpoint" of the command
+        text, search: as in ``config.json``
+        names: Python packages to list with their versions
+        rows, use: see :func:`make_card`
+    """
+    stored = loaded.stored
+    config = {
+        "name": args.name if args.name is not None else os.path.basename(os.path.abspath(args.output)),
+        "arch": stored.stock_arch or stored.flags.arch,
+        "library": "fairseq" if stored.stock_arch else "fairseq_deep",
+        "licence": args.licence or UNKNOWN_LICENCE,
+        "task": {"source_lang": loaded.source_lang, "target_lang": loaded.target_lang},
+        "text": text,
+        "search": search,
+        "made_with": versions(names),
+    }  # fmt: skip
+    return make_card(config, rows, record_of(args.checkpoint), use=use)
+
+
+def counts(loaded: Any, tensors: dict[str, Any]) -> dict[str, str]:
+    """Return the rows of the card with sizes."""
+    sizes = {loaded.source_lang: len(loaded.source), loaded.target_lang: len(loaded.target)}
+    kinds = sorted({str(tensor.dtype).partition(".")[2] for tensor in tensors.values()})
+    return {
+        "parameters": f"{sum(parameter.numel() for parameter in loaded.model.parameters()):,}",
+        "weights": f"{' and '.join(kinds)}, {sum(t.numel() * t.element_size() for t in tensors.values()):,} bytes",
+        "dictionaries": ", ".join(f"{lang} {size:,}" for lang, size in sizes.items()),
+    }
+
+
+def record_of(run: str) -> dict[str, Any]:
+    """Return the record of a recipe's run; empty for a single checkpoint."""
+    return records.read_json(os.path.join(run, "RESULT.json"), records.RESULT, records.RERUN)
 
 
 def make_card(
