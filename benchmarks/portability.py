@@ -26,8 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 from fairseq_deep import cli as tools  # noqa: E402
 from fairseq_deep.core.description import describe  # noqa: E402
-from fairseq_deep.runtime import find_bundle, load_model  # noqa: E402
 from fairseq_deep.errors import UsageError  # noqa: E402
+from fairseq_deep.runtime import find_bundle, load_model  # noqa: E402
 from fairseq_deep.tools.alternatives import DEEP, OTHERS  # noqa: E402
 from fairseq_deep.tools.torch_check import check_programs  # noqa: E402
 from tests.helpers import onnx  # noqa: E402

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+from fairseq_deep import cli
 from fairseq_deep.recipes import driver
 from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe
@@ -95,7 +96,7 @@ def output(*words):
     """The standard output of ``fairseq-deep`` with *words*."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        assert main.main(words) == 0
+        assert cli.main(words) == 0
     return said.getvalue()
 
 

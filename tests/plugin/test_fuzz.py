@@ -23,6 +23,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 import fairseq_deep  # noqa: F401 (registers its task)
+from fairseq_deep.cli import main
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.text import corpus
 from tests.helpers.commands import run

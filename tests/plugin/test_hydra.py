@@ -18,6 +18,7 @@ from hydra._internal.utils import get_args
 from omegaconf import OmegaConf, open_dict
 
 import fairseq_deep  # noqa: F401
+from fairseq_deep.cli import make_parser
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe

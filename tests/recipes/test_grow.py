@@ -96,7 +96,8 @@ def test_a_second_one_in_the_same_folder_is_refused(tools, tmp_path):
         while not (tmp_path / "begun").exists():
             assert first.poll() is None
             time.sleep(0.01)
-        second = subprocess.run(given, env=environment(tools), cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        how = {"env": environment(tools), "cwd": tmp_path, "timeout": 300}
+        second = subprocess.run(given, capture_output=True, text=True, **how)
     finally:
         subprocess.run(["pkill", "-P", str(first.pid)])
         first.wait()
