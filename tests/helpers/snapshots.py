@@ -9,7 +9,6 @@ import io
 import os
 import re
 import shlex
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -60,16 +59,10 @@ def plan(command):
     program, *words = shlex.split(command)
     words = ["--dry-run", "--exp", EXP, *([] if "--ngpu" in words else ["--ngpu", "8"]), *words]
     kind = re.search(r'/start\.sh" (\S+)', (ROOT / program).read_text(encoding="utf-8"))[1]
-    said, line = io.StringIO(), [kind, str(ROOT / program), "check", *words]
+    said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), mock.patch.dict(os.environ):
-        status = driver.main(line)
-    text = said.getvalue()
-    if status == 0:  # comparisons need the environment
-        line = [sys.executable, driver.__file__.replace("driver.py", "__main__.py"), *line[:2], "run", *words]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=ROOT)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        text += done.stdout
-    return f"$ {command}\n{text}"
+        assert driver.main([kind, str(ROOT / program), *words]) in (0, 2), said.getvalue()
+    return f"$ {command}\n{said.getvalue()}"
 
 
 def arguments(parser, name):

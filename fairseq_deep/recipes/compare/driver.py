@@ -15,7 +15,6 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import driver as recipes
 from fairseq_deep.recipes.changes import PLANNED
 from fairseq_deep.recipes.engine import Engine, Stopped
-from fairseq_deep.recipes.options import load_conf
 from fairseq_deep.recipes.plan import Plan
 from fairseq_deep.recipes.record import read_json, write_json
 from fairseq_deep.recipes.runner import Runner, StageFailed
@@ -24,7 +23,7 @@ from fairseq_deep.tools.command_lines import flags_of
 from fairseq_deep.tools.output_files import write_text
 
 from . import cluster, depth, results, table, tune
-from .options import Compare, check_options, conditions, resolve, resolve_schedule
+from .options import Compare, check_options, conditions, load_size, resolve, resolve_schedule
 from .systems import System, check, check_unchanged, read_systems
 from .trainings import Run, Trainings
 
@@ -248,7 +247,7 @@ def main(script: str, words: list[str]) -> int:
     """Run the command and return its exit status."""
     options = recipes.read_options("compare", words, Compare())
     if options.help:
-        load_conf(options, options.conf)  # its values are shown
+        load_size(options)
         options.parser(os.path.basename(script)).print_help()
         return 0
     check_options(options)

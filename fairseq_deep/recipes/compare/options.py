@@ -23,6 +23,7 @@ from fairseq_deep.recipes.options import (
     TEXT,
     WHOLE,
     flag_of,
+    load_conf,
     one_of,
     option,
 )
@@ -33,9 +34,10 @@ from fairseq_deep.tools.command_lines import flags_of
 from . import depth
 
 SIZE = "; auto: as in the size"
-NOT_SHARED = ("against", "arch", "average_updates", "checksums", "corpus", "cpu_processes", "data_lines", "data_sha256",
-              "data_url", "master", "nnodes", "node_rank", "seed", "show_config", "smoke", "stage", "start_from",
-              "stop_stage", "subsets", "temperature", "wait_hours")  # fmt: skip
+NOT_SHARED = ("against", "arch", "arch_known", "average_updates", "checksums", "corpus", "cpu_processes", "data_lines",
+              "data_sha256", "data_url", "download_max_words", "job_updates", "master", "multilingual", "nnodes",
+              "node_rank", "same_text", "seed", "show_config", "smoke", "stage", "start_from", "stop_stage", "subsets",
+              "task", "temperature", "wait_hours")  # fmt: skip
 """Options of a recipe that a comparison sets itself, or does not have."""
 
 
@@ -56,6 +58,8 @@ class Compare(Recipe):
     conf: str = option("mini", one_of("mini", "base"), "size: mini (width 128, a CPU) or base (width 512, a GPU)")
     dry_run: bool = option(False, SWITCH, "check all options, print the plan and change nothing")
     exp: str = option("auto", FOLDER, "directory of the experiment; auto: exp/compare-CONF in the repository")
+    source_lang: str = option("en", TEXT, "source language")
+    target_lang: str = option("de", TEXT, "target language")
     ngpu: int | str = option("auto", AUTO, "GPUs per training run; 0: the CPU; auto: all visible GPUs, divided by "
                              "--jobs")  # fmt: skip
     seeds: str = option("1", TEXT, "random seeds of all systems: a number such as 3 (seeds 1, 2 and 3), or a list such "
@@ -117,8 +121,8 @@ class Compare(Recipe):
         return options
 
 
-# width, heads, updates
-SIZES = {"mini": (128, 4, 2000), "base": (512, 8, 15000)}
+# width, heads, updates, epochs to average
+SIZES = {"mini": (128, 4, 2000, 1), "base": (512, 8, 15000, 3)}
 SCALES = "the scales of warm-up and search"
 CONDITIONS = ("conf", "source_lang", "target_lang", "average", "updates", "width", "heads")
 """Options that are always recorded; the others if they are given."""
@@ -146,12 +150,20 @@ def check_options(options: Compare) -> None:
                          "--demo)")  # fmt: skip
 
 
+def load_size(options: Compare) -> None:
+    """Set the options of the size, for ``--help`` and for all runs."""
+    load_conf(options, options.conf)
+    if "average" not in options.given:
+        options.average = SIZES[options.conf][3]
+
+
 def resolve(options: Compare) -> None:
     """Resolve "auto" and check the numbers."""
+    load_size(options)
     if options.exp == "auto":
         options.exp = os.path.join(ROOT, "exp", f"compare-{options.conf}")
     options.exp = os.path.abspath(options.exp)
-    width, heads, updates = SIZES[options.conf]
+    width, heads, updates, _ = SIZES[options.conf]
     options.updates = updates if options.updates == "auto" else options.updates
     if options.updates < 1:
         raise UsageError("--updates must be at least 1")
@@ -183,9 +195,7 @@ def resolve_schedule(args: Compare, old: dict[str, Any]) -> None:
         whole = args.updates
     scales = [min(1, args.updates / whole), min(1, args.tune_updates / args.updates)]
     args.scales = old.get(SCALES, [1, 1]) if old else scales
-    size = Plan(args.run("", args.exp, 1, []))
-    args.average = size.options.average
-    words = [*size.conf_flags, *args.extra]
+    words = [*Plan(args.run("", args.exp, 1, [])).conf_flags, *args.extra]
     args.schedule = scaled(words, args.scales[0], LENGTHS[:1])
     args.warmup = flags_of(words)[LENGTHS[0]]
     args.tune_schedule = scaled([*words, *args.schedule], args.scales[1]) or args.schedule
