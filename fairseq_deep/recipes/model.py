@@ -1,15 +1,9 @@
 """The model of a training command: whether its architecture exists, and the formats that it can have."""
 
-import importlib.util
-import json
 import logging
-import os
 import sys
 
 from fairseq_deep.errors import UsageError, nearest
-
-COUNTS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "plugin", "parameters.json")
-"""The names of this package's architectures, readable without fairseq."""
 
 
 def unblock_fairseq():
@@ -21,18 +15,13 @@ def unblock_fairseq():
 def describe_exports(command):
     """Describe the formats that the model of a training *command* can have; empty if it has no model of this package.
 
-    Without fairseq, return a warning for a misspelt architecture. Other problems are reported by fairseq-train.
+    Other problems are reported by fairseq-train.
 
     Raises:
         UsageError: the architecture is unknown
     """
     unblock_fairseq()
     arch = command[command.index("--arch") + 1]
-    if importlib.util.find_spec("fairseq") is None:
-        with open(COUNTS, encoding="utf-8") as stream:
-            known = json.load(stream)
-        near = "" if arch in known else nearest(arch, known, cutoff=0.9)
-        return f"warning  --arch {arch} is not an architecture of this package{near}" if near else ""
     check_arch(arch)
     from fairseq_deep.plugin.architectures import ARCHITECTURES, TWINS
     from fairseq_deep.runtime.plain import NAMES, formats_of

@@ -46,8 +46,11 @@ class Plan:
         self.conf_flags = [word for flag, value in options.conf_flags.items() for word in (flag, value) if word]
         check_extra_flags(options)
 
-    def resolve(self) -> Plan:
+    def resolve(self, resumes: bool = True) -> Plan:
         """Resolve and check all options, without reading the text.
+
+        Args:
+            resumes: whether the plan must agree with an existing run in its directory
 
         Raises:
             UsageError: options conflict, or the directory has another experiment
@@ -74,7 +77,7 @@ class Plan:
         check_against(self)
         self.keys = compute_keys(self)
         check_start(self)
-        for plan in [self.of_seed(seed) for seed in self.seed_list] or [self]:
+        for plan in ([self.of_seed(seed) for seed in self.seed_list] or [self]) if resumes else ():
             plan._check_changed()
         if options.same_text not in ("", self.keys[3]):
             folder = os.path.dirname(self.exp)

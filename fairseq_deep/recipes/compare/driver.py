@@ -80,15 +80,21 @@ def text_of(exp: str) -> str:
     return next(iter(found), "")
 
 
-def plan_runs(args: Compare, systems: list[System], flags: list[str], every: int) -> list[Run]:
-    """Return all runs: all systems with the first seed, then all systems with the second, and so on."""
+def plan_runs(
+    args: Compare, systems: list[System], flags: list[str], every: int, tuned: bool = True
+) -> list[Run]:
+    """Return all runs: all systems with the first seed, then all systems with the second, and so on.
+
+    Args:
+        tuned: whether the systems have their final learning rates, so that existing runs must agree with them
+    """
     runs = []
     for seed in args.seed_list:
         for system in systems:
             folder = os.path.join(args.exp, "runs", system.label, f"seed{seed}")
             depth = ["--log-depth-interval", str(every)] if system.ours else []
             own = [*flags, *depth, *system.sizes, *system.flags]
-            runs.append(Run(system, seed, Plan(args.run(system.arch, folder, seed, own)).resolve()))
+            runs.append(Run(system, seed, Plan(args.run(system.arch, folder, seed, own)).resolve(resumes=tuned)))
     return runs
 
 
@@ -208,8 +214,9 @@ def work(args: Compare) -> None:
         tuner(args, base, None).check(systems)
         if args.table_only:
             systems = tuner(args, base, None).choose(systems)
-    remember = None if tuning and not args.table_only else check_unchanged(systems, os.path.join(args.exp, "runs"))
-    runs = plan_runs(args, systems, *flags)
+    tuned = not tuning or args.table_only
+    remember = check_unchanged(systems, os.path.join(args.exp, "runs")) if tuned else None
+    runs = plan_runs(args, systems, *flags, tuned=tuned)
     show_plan(args, systems, runs)
     if args.launcher == "slurm" and not args.table_only:
         cluster.check(args)
