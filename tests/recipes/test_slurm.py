@@ -70,7 +70,7 @@ def updates_of(run):
 def test_an_array_ends_in_the_table_of_this_machine_also_after_scancel(corpus, tmp_path):
     """Two systems with three seeds; one run is cancelled while it trains, and resumes with the next command."""
     given = ("--seeds", "3", *SYSTEMS)
-    command = [ROOT / "examples/compare/run.sh", *words(corpus, tmp_path / "exp", *given, updates=1500)]
+    command = [ROOT / "examples/compare/run.sh", *words(corpus, tmp_path / "exp", *given, updates=400)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     run = tmp_path / "exp/runs/dlcl/seed1"
     until(lambda: updates_of(run))
@@ -80,10 +80,10 @@ def test_an_array_ends_in_the_table_of_this_machine_also_after_scancel(corpus, t
     assert child.returncode == 3 and err == "error: 1 of 6 runs failed: dlcl seed 1; the same command retries them\n"
     assert f"dlcl seed 1: FAILED: job {job} was cancelled or killed: see {tmp_path}/exp/slurm/{job}_0_log.err" in out
     assert out.count(": done\n") == 5 and (run / "checkpoints/checkpoint_last.pt").exists()
-    done = compare(corpus, tmp_path / "exp", *given, updates=1500)
+    done = compare(corpus, tmp_path / "exp", *given, updates=400)
     assert done.returncode == 0 and "1 of 6 runs left" in done.stdout, done.stderr
     assert "Loaded checkpoint" in (run / "logs/4-train.log").read_text()
-    alone = compare(corpus, tmp_path / "alone", *given, updates=1500, slurm=False)
+    alone = compare(corpus, tmp_path / "alone", *given, updates=400, slurm=False)
     assert alone.returncode == 0, alone.stderr
     assert losses(tmp_path / "exp") == losses(tmp_path / "alone")
     assert sorted(losses(tmp_path / "exp")["plain"]) == ["1", "2", "3"]
