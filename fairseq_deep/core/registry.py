@@ -7,6 +7,7 @@ own file, so adding a method changes no existing file.
 import argparse
 import inspect
 import logging
+import re
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from typing import Any
@@ -102,14 +103,18 @@ class Registry:
 
         Raises:
             ValueError: another class has this *name*
-            UsageError: a flag of the class is already a flag of fairseq or of another method
+            UsageError: the class is no method, or one of its flags exists already, or cannot be one
         """
+        if not re.fullmatch("[a-z][a-z0-9-]*", name):
+            raise UsageError(f"{self.kind} {name!r}: use lower-case letters, digits and hyphens as a name")
 
         def add(entry):
+            if not (isinstance(entry, type) and issubclass(entry, Method)):
+                raise UsageError(f"{self.kind} {name}: {entry!r} is not a subclass of the base class of its axis")
             taken = self._entries.get(name)
             if taken is not None and taken.__qualname__ != entry.__qualname__:
                 raise ValueError(f"{self.kind} {name} is already registered by {taken.__qualname__}")
-            if taken is None and hasattr(entry, "add_args"):
+            if taken is None:
                 self._check_flags(name, entry)
             self._entries[name] = entry
             return entry
@@ -124,19 +129,27 @@ class Registry:
         if any(other.add_args is entry.add_args for other in self._entries.values()):
             return
         parser = argparse.ArgumentParser(add_help=False)
-        entry.add_args(parser)
+        try:
+            entry.add_args(parser)
+            parser.format_help()
+        except (argparse.ArgumentError, TypeError, ValueError) as error:
+            problem = f"{self.kind} {name}: its flags are not valid ({one_line(error)})"
+            raise UsageError(f"{problem}; correct add_args of {entry.__qualname__}, with %% for % in help") from error
         prefix, taken = entry.flag_prefix or name, set(self.taken()) if parser._actions else ()
         flags = [f"{side}{prefix}_{option}".replace("-", "_") for side in ("", "encoder_", "decoder_")
                  for option in inspect.signature(entry.__init__).parameters]  # fmt: skip
         for action in parser._actions:
-            flag = f"{self.kind} {name}: {action.option_strings[0]}"
-            if action.dest in taken:
+            named = sorted(action.option_strings or [action.dest], key=lambda each: each.startswith("--"))
+            flag = f"{self.kind} {name}: {named[0]}"
+            if {action.dest, *(each[2:].replace("-", "_") for each in named)}.intersection(taken):
                 raise UsageError(
                     f"{flag} is already a flag of fairseq or of another method; rename the option, or set flag_prefix "
                     f"of {entry.__qualname__}"
                 )
-            if action.dest not in flags:
+            if action.dest not in flags or not named[0].startswith("--"):
                 raise UsageError(f"{flag} sets no argument of {entry.__qualname__}; call it --{prefix}-ARGUMENT")
+            if action.required or action.default:
+                raise UsageError(f"{flag} must be optional and without a default, which the constructor has")
 
     def knows(self, entry: Any) -> bool:
         """Return whether the class *entry* is registered."""

@@ -83,6 +83,9 @@ def test_a_broken_plugin_is_reported_and_the_rest_works(install, caplog):
     ("mine", "--my-decay", "--my-decay sets no argument of Mine; call it --mine-ARGUMENT"),
     ("mine", "--mine-weight", "--mine-weight sets no argument of Mine"),
     ("mine", "--encoder-mine-decay", ""),
+    ("mine", "--mine-decay -s", "--layer-agg mine: -s sets no argument of Mine"),
+    ("mine", "decay", "--layer-agg mine: decay sets no argument of Mine"),
+    ("Mine", "--Mine-decay", "--layer-agg 'Mine': use lower-case letters, digits and hyphens as a name"),
 ])  # fmt: skip
 def test_flags_of_a_method_are_checked_when_it_is_registered(monkeypatch, name, flag, words):
     monkeypatch.setattr(AGGREGATORS, "_entries", dict(AGGREGATORS._entries))
@@ -93,7 +96,7 @@ def test_flags_of_a_method_are_checked_when_it_is_registered(monkeypatch, name, 
 
         @staticmethod
         def add_args(parser):
-            parser.add_argument(flag, type=float)
+            parser.add_argument(*flag.split(), type=float)
 
     Mine.__qualname__ = "Mine"
     if not words:
@@ -102,3 +105,25 @@ def test_flags_of_a_method_are_checked_when_it_is_registered(monkeypatch, name, 
     with pytest.raises(UsageError) as error:
         AGGREGATORS.register(name)(Mine)
     assert words in str(error.value) and name not in AGGREGATORS.names()
+
+
+@pytest.mark.parametrize("settings, words", [
+    ({"help": "50 % off"}, "its flags are not valid ("), ({"default": 0.1}, "--mine-decay must be optional and"),
+    ({"required": True}, "--mine-decay must be optional"), ({"kind": float}, "its flags are not valid ("),
+])  # fmt: skip
+def test_flags_that_no_training_could_parse(monkeypatch, settings, words):
+    monkeypatch.setattr(AGGREGATORS, "_entries", dict(AGGREGATORS._entries))
+
+    class Mine(Aggregator):
+        def __init__(self, stack, decay=0.1):
+            super().__init__(stack)
+
+        @staticmethod
+        def add_args(parser):
+            parser.add_argument("--mine-decay", **settings)
+
+    with pytest.raises(UsageError, match=re.escape(f"--layer-agg mine: {words}")):
+        AGGREGATORS.register("mine")(Mine)
+    for other in (float, lambda stack: None):
+        with pytest.raises(UsageError, match="is not a subclass of the base class of its axis"):
+            AGGREGATORS.register("mine")(other)
