@@ -6,7 +6,6 @@ import torch
 from fairseq_deep.core.attention import MultiheadAttention
 from fairseq_deep.core.attention.masks import padding_bias
 from tests.helpers.equations import projections
-from tests.helpers.models import reorder_all
 from tests.helpers.tensors import DOUBLE, assert_same_gradients, randomise
 from tests.reference.naive_lstm import attention as naive_attention
 from tests.reference.naive_lstm import relative_vector
@@ -79,18 +78,6 @@ def test_self_attention_equals_the_equations(bias, padding, causal, clip, values
     assert_same_gradients(actual, expected, [query, *module.parameters()], **near)
 
 
-@pytest.mark.parametrize("relative", [None, 2, 9])
-@pytest.mark.parametrize("length", [1, 2, 3, 12])
-def test_joined_projections_give_the_same_at_any_length(relative, length):
-    """In generation the three projections are one, so that queries are a part of its output."""
-    module = make(relative_positions=relative, relative_values=relative == 2)
-    query = torch.randn(length, B, C, **DOUBLE)
-    expected = module(query)[0]
-    module.eval().make_generation_fast_("")
-    with torch.no_grad():
-        torch.testing.assert_close(module(query)[0], expected, **NEAR)
-
-
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("kdim", [None, KDIM], ids=["one width", "another width"])
 @pytest.mark.parametrize("padding", ["none", "left", "right"])
@@ -140,30 +127,6 @@ def test_incremental_equals_full(padding, clip, start):
     torch.testing.assert_close(torch.cat(outputs)[words], module(query, None, padding, mask)[0][words], **NEAR)
     ((key, cache),) = caches.items()
     assert key.endswith("target") and cache["cache"].shape == (2, B, H, T, C // H)
-
-
-def test_attentions_have_caches_of_their_own():
-    one, other, caches = make().eval(), make().eval(), {}
-    query = torch.randn(1, B, C, **DOUBLE)
-    one(query, incremental_state=caches)
-    kept = {key: dict(cache) for key, cache in caches.items()}
-    reorder_all(other, caches, torch.tensor([0, 0, 0]))
-    assert caches == kept
-    torch.testing.assert_close(other(query, incremental_state=caches)[0], other(query)[0])
-    assert len(caches) == 2
-
-
-def test_start_values_are_fairseqs():
-    dim = 64
-    for kdim, gain in ((None, 2**-0.5), (96, 1.0)):
-        module = MultiheadAttention(dim, 4, kdim=kdim, relative_positions=20)
-        for proj in (module.q_proj, module.k_proj, module.v_proj, module.out_proj):
-            bound = (6 / sum(proj.weight.shape)) ** 0.5 * (1.0 if proj is module.out_proj else gain)
-            assert 0.97 * bound < proj.weight.abs().max() <= bound
-        assert module.out_proj.bias.eq(0).all()
-        bound = (6 / sum(module.relative_keys.shape)) ** 0.5
-        assert 0.97 * bound < module.relative_keys.abs().max() <= bound
-        assert not [p for p in MultiheadAttention(dim, 4, bias=False).parameters() if p.dim() == 1]
 
 
 def test_training_rounds_alike_with_and_without_gradients():

@@ -7,10 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers.aggregators import make, read_path, run
-from tests.helpers.flags import parse
-from tests.helpers.models import PRENORM
-from tests.helpers.tensors import Kernels, randomise
+from tests.helpers.aggregators import make, read_path
+from tests.helpers.tensors import randomise
 
 T, B, C, L = 5, 3, 7, 3
 NAME = "attention-residual"
@@ -57,25 +55,3 @@ def test_autocast_does_not_lower_the_logits():
         logits = aggregator.start(x)[2]
     assert lowered.dtype == torch.bfloat16 and logits.dtype == torch.float32
     assert torch.equal(logits, aggregator.start(x)[2])
-
-
-@pytest.mark.parametrize("trains", [True, False])
-def test_kernels_grow_with_the_number_of_sublayers_not_its_square(trains):
-    counts = []
-    for layers in (2, 4, 8):
-        aggregator, y_0 = make(NAME, layers, C), torch.randn(T, B, C, requires_grad=True)
-        kernels = Kernels()
-        with kernels, torch.set_grad_enabled(trains):
-            output = run(aggregator, y_0, [lambda x: x * 2.0] * aggregator.num_layers)
-            if trains:
-                output.sum().backward()
-        counts.append(len(kernels.names))
-    assert counts[2] - counts[1] == 2 * (counts[1] - counts[0])
-
-
-def test_flags_reach_both_stacks(build):
-    args = parse("--arch", PRENORM, "--layer-agg", NAME, "--attention-residual-block", "2")
-    assert args.attention_residual_block == 2
-    for flags, block in (({"attention_residual_block": 2}, 2), ({}, 1)):
-        model = build(PRENORM, layer_agg=NAME, **flags)
-        assert (model.encoder.aggregator.block, model.decoder.aggregator.block) == (block, block)

@@ -1,5 +1,6 @@
 """What a training run records about depth: shares of the gradient, and what aggregators hold."""
 
+import itertools
 import math
 
 import pytest
@@ -83,36 +84,26 @@ def test_summary_of_dlcl_weights(build):
     }
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {},
-        {"dlcl_window": 2},
-        {"dlcl_normalize": True},
-        {"dlcl_normalize": True, "dlcl_window": 3},
-        {"dlcl_weight_type": "scalar_4"},
-        {"dlcl_weight_type": "vector", "dlcl_normalize": True},
-        {"dlcl_fixed": True},
-    ],
-    ids=str,
-)
+WEIGHTS = [{}, {"dlcl_window": 2}, {"dlcl_normalize": True, "dlcl_window": 3}, {"dlcl_weight_type": "scalar_4"},
+           {"dlcl_weight_type": "vector", "dlcl_normalize": True}, {"dlcl_fixed": True}]  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", WEIGHTS, ids=str)
 def test_weights_are_those_that_the_sums_use(build, flags):
+    """With one entry 1 and the others 0, a sum is the weight of that entry; also from a checkpoint."""
     model = build("transformer_dlcl_6l", **flags)
     for side in ("encoder", "decoder"):
-        with torch.no_grad():
-            getattr(model, side).aggregator.weight.normal_()
+        getattr(model, side).aggregator.weight.data.normal_()
     stored = dlcl_weights(model.state_dict(), flags.get("dlcl_normalize", False), flags.get("dlcl_window"))
     for side, matrix in dlcl_weights(model).items():
         aggregator = getattr(model, side).aggregator.requires_grad_(False)
         assert torch.equal(stored[side].values, matrix.values) and matrix.per_entry == aggregator.groups
-        for layer in range(aggregator.num_layers + 1):
-            # with one entry 1 and the others 0, a sum is the weight of that entry
-            for entry in range(aggregator.num_layers + 1):
-                state = aggregator.start(torch.full((1, 1, aggregator.dim), float(entry == 0)))
-                for below in range(layer):
-                    state = state + [torch.full((1, 1, aggregator.dim), float(entry == below + 1))]
-                used = aggregator.read(state[:1] + state[1:][-aggregator.window :], layer)
-                torch.testing.assert_close(matrix.values[layer, entry], used.mean())
+        ones = torch.eye(aggregator.num_layers + 1).unbind()
+        for layer, entry in itertools.product(range(len(ones)), repeat=2):
+            given = [value.expand(1, 1, aggregator.dim).clone() for value in ones[entry][: layer + 1]]
+            state = [*aggregator.start(given[0]), *given[1:]]
+            used = aggregator.read(state[:1] + state[1:][-aggregator.window :], layer)
+            torch.testing.assert_close(matrix.values[layer, entry], used.mean())
 
 
 def test_gates_of_the_lstm(build):

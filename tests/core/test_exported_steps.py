@@ -1,7 +1,7 @@
 """``torch.export`` of encoders and decoding steps: one program for all positions and batches, equal to the eager model.
 
-The methods are those of ``tests/helpers/methods.py``. Initialisations that only fill weights have no program of their
-own.
+The methods are those of ``tests/helpers/methods.py`` in both norm placements; initialisations that only fill weights
+have no program of their own.
 """
 
 import copy
@@ -17,41 +17,42 @@ from fairseq_deep.core.decoding.int8 import Int8Linear
 from fairseq_deep.core.description import AXES
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.torch_export import SourceProgram, StepProgram, export_decoding_step, export_encoder
+from fairseq_deep.plugin.architectures import build_architecture
 from tests.helpers.generation import prepare
-from tests.helpers.methods import METHODS, OPTIONS, depths
-from tests.helpers.models import make_batch
+from tests.helpers.methods import METHODS, OPTIONS, POSTNORM, PRENORM, depths
+from tests.helpers.models import make_batch, make_tagged_dictionary, tiny_flags
 
 CAPACITY = 5
-# what all axes have by default is in one of their cases
-PLAIN = [f"{axis}-{default}" for axis, (_, default) in AXES.items() if axis != "layer_agg"]
-DIFFERENT = [case for case in METHODS if case not in PLAIN]
-ATTENTIONS = [case for case in METHODS if case.startswith("decoder_attn-")]
-SOURCES = [case for case in METHODS if not case.startswith("decoder_attn-")]
-SOURCES += [case for case in OPTIONS if "relative_values" in case or "rotary_positions" in case]
-
-
+CASES = {**METHODS, **OPTIONS, "languages": (PRENORM, {"language_norm": True, "language_transform": True})}
+# everything that keeps something of hypotheses, or that reads positions and sources in its own way
+DYNAMIC = [case for case in METHODS if case.startswith("decoder_attn-")]
+DYNAMIC += ["layer_agg-dlcl", "layer_agg-lstm", "decoder_memory-transparent", "encoder_attn-luna", "languages"]
+DYNAMIC += [case for case in OPTIONS if "relative_values" in case]
+# with sizes that are fixed, an export takes a third of the time; every fourth by default, all at night
+PLAIN = {f"{axis}-{default}" for axis, (_, default) in AXES.items() if axis != "layer_agg"}  # is in one of the others
+BOTH = [(case, PRENORM) for case in CASES if case not in PLAIN]
+BOTH += [(case, POSTNORM) for case in METHODS if case not in PLAIN and METHODS[case][0] == PRENORM
+         and "post" in getattr(AXES[case.split("-")[0]][0].get(case.split("-", 1)[1]), "norms", ("post",))]  # fmt: skip
+FIXED = [pytest.param(*row, marks=[] if number % 4 == 0 else [pytest.mark.nightly]) for number, row in enumerate(BOTH)]
 
 
 @pytest.fixture(autouse=True)
 def no_gradients():
-    with torch.no_grad():
+    """Also without a cache of torch whose keys cost more than what it saves."""
+    with torch.no_grad(), config.patch(fake_tensor_cache_enabled=False):
         yield
 
 
 @pytest.fixture
-def quicker():
-    """Dynamic sizes without a cache of torch whose keys cost more than what it saves."""
-    with config.patch(fake_tensor_cache_enabled=False):
-        yield
-
-
-@pytest.fixture
-def make(build):
+def make(dictionary):
     """A model in which words, positions, sources and all parameters matter."""
 
-    def make(case, **more):
-        name, flags = {**METHODS, **OPTIONS}[case]
-        model = build(name, **{**depths(name, flags), **flags, **more}).eval()
+    def make(case, norm=PRENORM, **more):
+        name, flags = CASES[case]
+        name = norm if name == PRENORM else name
+        words = make_tagged_dictionary(len(dictionary), 12) if case == "languages" else dictionary
+        flags = {**tiny_flags(name), **depths(name, flags), **flags, **more}
+        model = build_architecture(name, words, **flags).eval()
         for parameter in model.parameters():
             parameter.copy_(0.4 * torch.randn(parameter.shape) + (0 if parameter.dim() > 1 else parameter))
         return model
@@ -95,35 +96,45 @@ def decode(model, encode, step, source, beam, pads=False):
     assert scores.std() > 0.1, "words make a difference"
 
 
-@pytest.mark.parametrize("case", DIFFERENT)
-def test_a_step_serves_all_positions_and_batches(case, make, dictionary, quicker):
-    """Of all methods; batches of other sizes than the example, with and without padding."""
-    model = make(case)
-    encode, step = SourceProgram(model, 1, CAPACITY), export_decoding_step(model, 1, CAPACITY).module()
-    for source in batches(dictionary, (5, 3, 4), (7,), (4, 4)):
-        decode(model, encode, step, source, beam=1)
+def stored(exported):
+    """The program as it comes from a file."""
+    file = io.BytesIO()
+    save(exported, file)
+    return load(file).module()
 
 
-@pytest.mark.parametrize("case", OPTIONS)
-def test_options(case, make, dictionary):
-    """A beam in a batch of one size, which takes a third of the time to export."""
-    decode_fixed(make(case), batches(dictionary, (5, 3))[0], beam=2)
+def assert_encoder(program, encode, sources):
+    for source in sources:
+        for got, want in zip(program(source), encode(source)):
+            assert got.keys() == want.keys()
+            for name in got:
+                near(got[name].nan_to_num(neginf=-1.0), want[name].nan_to_num(neginf=-1.0))
+
+
+@pytest.mark.parametrize("case", DYNAMIC)
+def test_programs_serve_all_positions_and_batches(case, make, dictionary):
+    """Batches of other sizes than the example, beams in new orders, with and without padding; stored, when prepared."""
+    model, beam = make(case, encoder_layers=1, decoder_layers=1), 3
+    prepare(model)
+    encode, sources = SourceProgram(model, beam, CAPACITY), batches(dictionary, (5, 3, 4), (7,), (4, 4))
+    assert_encoder(stored(export_encoder(model, beam, CAPACITY)), encode, sources)
+    step = stored(export_decoding_step(model, beam, CAPACITY))
+    keeps = case.startswith("decoder_attn-")
+    for source, pads in zip(sources, (False, keeps, False)):
+        decode(model, encode, step, source, beam, pads)
+
+
+@pytest.mark.parametrize("case, norm", FIXED)
+def test_programs_of_one_batch(case, norm, make, dictionary):
+    decode_fixed(make(case, norm), batches(dictionary, (5, 3))[0], beam=2)
 
 
 def decode_fixed(model, source, beam):
     encode, words = SourceProgram(model, beam, CAPACITY), torch.zeros(len(source), beam, dtype=torch.long)
+    assert_encoder(export(encode, (source,), strict=False).module(), encode, [source])
     example = (words, words.clone(), words[0, :1].clone(), *encode(source))
     step = export(StepProgram(model, beam, CAPACITY), example, strict=False).module()
     decode(model, encode, step, source, beam)
-
-
-@pytest.mark.parametrize("case", ATTENTIONS)
-def test_a_step_takes_over_hypotheses(case, make, dictionary, quicker):
-    """Of all attentions, which are all that keep something of them."""
-    model = make(case, encoder_layers=1, decoder_layers=1)
-    encode, step = SourceProgram(model, 3, CAPACITY), export_decoding_step(model, 3, CAPACITY).module()
-    for source, pads in zip(batches(dictionary, (5, 3, 4), (7,)), (False, True)):
-        decode(model, encode, step, source, beam=3, pads=pads)
 
 
 @pytest.mark.parametrize("case", ["decoder_attn-average", "decoder_attn-self"])
@@ -146,31 +157,7 @@ def test_each_hypothesis_of_a_large_beam_has_its_own_keys(make, dictionary):
     decode_fixed(model, batches(dictionary, (5, 3))[0], beam=3)
 
 
-@pytest.mark.parametrize("case", SOURCES)
-def test_an_exported_encoder_makes_the_same(case, make, dictionary, quicker):
-    """Of all methods, and with relative positions, for sources of any length."""
-    model = make(case)
-    program, encode = export_encoder(model, 2, CAPACITY).module(), SourceProgram(model, 2, CAPACITY)
-    for source in batches(dictionary, (5, 3, 4), (9,), (2, 2)):
-        for got, want in zip(program(source), encode(source)):
-            assert got.keys() == want.keys()
-            for name in want:
-                near(got[name].nan_to_num(neginf=-1.0), want[name].nan_to_num(neginf=-1.0))
-
-
-def test_programs_of_a_prepared_model_are_saved(make, dictionary, quicker):
-    model, beam = make("layer_agg-dlcl", encoder_layers=1, decoder_layers=1), 2
-    prepare(model)
-    programs = []
-    for exported in (export_encoder(model, beam, CAPACITY), export_decoding_step(model, beam, CAPACITY)):
-        file = io.BytesIO()
-        save(exported, file)
-        programs.append(load(file).module())
-    for source in batches(dictionary, (5, 3, 4), (7,)):
-        decode(model, *programs, source, beam)
-
-
-def test_more_positions_than_the_capacity_are_refused(make, dictionary, quicker):
+def test_more_positions_than_the_capacity_are_refused(make, dictionary):
     model = make("layer_agg-residual", encoder_layers=1, decoder_layers=1)
     source, caches = SourceProgram(model, 1, CAPACITY)(batches(dictionary, (5, 3))[0])
     step, words = export_decoding_step(model, 1, CAPACITY).module(), torch.full((2, 1), 5)

@@ -192,15 +192,16 @@ def test_pretrained_embeddings_stay(sides, build, dictionary, tmp_path):
 
 
 def test_positions_have_the_rule_of_embeddings(build, make):
-    """Learned positions, and the vectors of relative ones."""
+    """Learned positions, and the vectors of relative ones, which start as Xavier has it otherwise."""
     model = build(POSTNORM, deep_init="lipschitz", encoder_learned_pos=True, max_source_positions=500)
     table = model.encoder.embed_positions
     check_sample("positions", table.weight[table.padding_idx + 1 :], "uniform", (2 / sum(table.weight.shape)) ** 0.5)
     assert float(table.weight[table.padding_idx].abs().max()) == 0.0
-    model = make("transformer_lstm_6l", deep_init="lipschitz", relative_positions=60)
-    for layer in (*model.encoder.layers, *model.decoder.layers):
-        keys = layer.self_attn.relative_keys
-        check_sample("relative keys", keys, "uniform", math.sqrt(2 / sum(keys.shape)))
+    for init, factor in (("lipschitz", 2), ("fairseq", 6)):
+        model = make("transformer_lstm_6l", deep_init=init, relative_positions=60)
+        for layer in (*model.encoder.layers, *model.decoder.layers):
+            keys = layer.self_attn.relative_keys
+            check_sample("relative keys", keys, "uniform", math.sqrt(factor / sum(keys.shape)))
 
 
 # --- aggregators, and what must not change ---

@@ -1,8 +1,6 @@
 """Products in int8 and bf16 against their equations: each way that this torch has, and what stands in for it."""
 
-import copy
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -121,36 +119,19 @@ def test_rows_depend_on_no_other_row(name, monkeypatch):
 
 
 @pytest.mark.skipif(not NAMES, reason="this torch has no products in int8")
-def test_inputs_of_any_form():
+@torch.no_grad()
+def test_weights_are_rounded_by_row_and_no_gradient_is_recorded():
     layer, x = case((3, 5, 16, 33))
+    layer.weight[3] = 0.0
     product = int8.Int8Linear(layer)
-    with torch.no_grad():
-        y = product(x)
-        assert torch.equal(product(x.transpose(0, 1)), y.transpose(0, 1))
-        assert torch.equal(product(x[0, 0]), y[0, 0])
-        assert product(x[:0]).shape == (0, 5, 33)
-        strided = torch.stack([x, x], -1)[..., 0]
-        assert torch.equal(product(strided), y)
-        assert product(x.bfloat16()).dtype == torch.bfloat16
-        kept = x.clone()
-        product(x)
-        assert torch.equal(x, kept)
-    assert not product(x.requires_grad_()).requires_grad  # outside of no_grad, too
-
-
-@pytest.mark.skipif(not NAMES, reason="this torch has no products in int8")
-def test_weights_and_copies():
-    layer, x = case((3, 5, 16, 33))
-    with torch.no_grad():
-        layer.weight[3] = 0.0
-        product = int8.Int8Linear(layer)
-        step = layer.weight.abs().amax(1, keepdim=True) / 127
-        assert bool(((product.weight - layer.weight).abs() <= 0.501 * step).all())
-        assert torch.equal(product.bias, layer.bias) and int8.Int8Linear(case(SHAPES[1], False)[0]).bias is None
-        assert float((product(x)[..., 3] - layer.bias[3]).abs().max()) == 0.0
-        assert "33" in repr(product) and not product.state_dict()
-        for other in (copy.deepcopy(product), pickle.loads(pickle.dumps(product))):
-            assert torch.equal(other(x), product(x))
+    step = layer.weight.abs().amax(1, keepdim=True) / 127
+    assert bool(((product.weight - layer.weight).abs() <= 0.501 * step).all())
+    assert torch.equal(product.bias, layer.bias) and int8.Int8Linear(case(SHAPES[1], False)[0]).bias is None
+    assert float((product(x)[..., 3] - layer.bias[3]).abs().max()) == 0.0
+    assert "33" in repr(product) and not product.state_dict()
+    assert product(x.bfloat16()).dtype == torch.bfloat16
+    with torch.enable_grad():
+        assert not product(x.requires_grad_()).requires_grad
 
 
 def test_a_way_that_overflows_or_is_absent_is_not_taken(fresh, monkeypatch):
@@ -213,21 +194,6 @@ def test_without_products_one_line_says_so(fresh, monkeypatch, caplog, precision
     if precision == "int8":
         with pytest.raises(RuntimeError, match="does not have int8 products"):
             int8.Int8Linear(stack[0])
-
-
-def test_a_bfloat_layer_can_be_copied_and_does_without_blocks(monkeypatch):
-    def missing(weight):
-        raise AttributeError("no such operation")
-
-    layer, x = case((3, 5, 16, 33))
-    with torch.no_grad():
-        product = bfloat.BfloatLinear(layer)
-        for other in (copy.deepcopy(product), pickle.loads(pickle.dumps(product))):
-            assert torch.equal(other(x), product(x))
-        turned = product(x.transpose(0, 1)).transpose(0, 1)
-        monkeypatch.setattr(bfloat, "in_blocks", missing)
-        product = bfloat.BfloatLinear(layer)
-        torch.testing.assert_close(turned, product(x), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("steps", int8.INPUT_STEPS)

@@ -29,17 +29,6 @@ def padded(left=0, right=0):
     return mask
 
 
-@pytest.mark.parametrize("values", [False, True])
-@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
-def test_no_gradient_of_relative_positions_is_scattered(values, causal):
-    module = MultiheadAttention(C, H, relative_positions=2, relative_values=values, causal=causal)
-    with Kernels() as kernels:
-        module(torch.randn(T, B, C), causal=causal)[0].sum().backward()
-    assert module.relative_keys.grad.any()
-    scattered = ("gather", "scatter", "scatter_add", "index", "index_add", "index_put", "index_select", "embedding")
-    assert not [name for name in kernels.names if name.strip("_") in scattered]
-
-
 @pytest.fixture
 def never_asks(monkeypatch):
     """As on a GPU or under torch.compile, where masks are made without a look at the batch."""

@@ -1,4 +1,7 @@
-"""Compiled kernels against torch's operations: products, layers, the LSTM; when they are used; how they are built."""
+"""C++ kernels against torch's operations: products, encoder layers, the LSTM; when they are used; how they are built.
+
+Decoding steps are proven in ``test_steps.py``.
+"""
 
 import copy
 import gc
@@ -18,9 +21,8 @@ from fairseq_deep.core.decoding.int8 import Int8Linear
 from fairseq_deep.core.layers import encoder_layer
 from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.encoder import NativeEncoderLayer, find_encoder_layer
-from fairseq_deep.core.native.functions import weighted_sum
 from fairseq_deep.core.native.packed import NativeLinear, PacksWeight
-from fairseq_deep.core.native.steps import NativeAttention, NativeLayer, NativeStack, begin_step
+from fairseq_deep.core.native.steps import begin_step
 from fairseq_deep.core.residuals.branchnorm import BranchNorm
 from fairseq_deep.core.residuals.peri import PeriNorm
 from fairseq_deep.core.transformer import Transformer
@@ -73,18 +75,6 @@ def without_kernels(run):
         return run()
 
 
-def assert_as_torch(run, kernels, calls):
-    """What *run* returns is the same without kernels; with them, the given ones are called so many times."""
-    ran, call = [], kernels.__call__
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "__call__", lambda *args: ran.append(1) or call(*args))
-        found = run()
-        assert len(ran) == calls
-        near(found, without_kernels(run))
-        assert len(ran) == calls
-    return found
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("outputs, inputs", SHAPES)
 def test_products_of_any_size(outputs, inputs, bias):
@@ -106,70 +96,6 @@ def test_a_row_that_is_not_finite_spoils_no_other_and_stays_so():
     assert torch.equal(y[finite], alone[finite]) and not y[~finite].isfinite().any()
 
 
-def test_sums_over_layers():
-    entries, weights = [torch.randn(1, 7, 19) for _ in range(5)], torch.randn(5)
-    expected = sum(weight * entry.double() for weight, entry in zip(weights, entries))
-    torch.testing.assert_close(weighted_sum(weights, entries).double(), expected, rtol=1e-5, atol=1e-6)
-
-
-# architecture, flags, kernels that run in a step of two layers, and how often: a plain stack is one call, unless its
-# layers have memories of their own; torch runs layers with GELU around attentions in kernels
-DECODERS = {
-    "pre": (PRE, {}, NativeStack, 1),
-    "post": (POST, {}, NativeStack, 1),
-    "rms": (PRE, {"norm": "rms"}, NativeStack, 1),
-    "kv heads": (PRE, {"decoder_kv_heads": 2}, NativeStack, 1),
-    "swish": (PRE, {"activation_fn": "swish"}, NativeStack, 1),
-    "rotary positions": (PRE, {"rotary_positions": True, "decoder_kv_heads": 2}, NativeStack, 1),
-    "modern": ("transformer_modern_6l", {}, NativeStack, 1),
-    "factor": (PRE, {"residual": "completep"}, NativeStack, 1),
-    "modern post-norm": (POST, {"ffn": "swiglu", "rotary_positions": True}, NativeStack, 1),
-    "no norms": (POST, {"deep_init": "tfixup"}, NativeStack, 1),
-    "language model": (PRE, {"no_cross_attention": True}, NativeStack, 1),
-    "sums between layers": ("transformer_dlcl_6l", {}, NativeLayer, 2),
-    "a memory per layer": (PRE, {"decoder_memory": "transparent"}, NativeLayer, 2),
-    "other layers": (PRE, {"activation_fn": "gelu", "rotary_positions": True}, NativeAttention, 4),
-    "average attention": (PRE, {"decoder_attn": "average"}, NativeAttention, 2),
-    "SSRU": (PRE, {"decoder_attn": "ssru"}, NativeAttention, 2),
-    "merged attention": (POST, {"decoder_attn": "merged"}, NativeAttention, 2),
-    "LSTM": (LSTM, {}, NativeAttention, 4),
-}
-
-
-@pytest.mark.parametrize("name", DECODERS)
-def test_decoding_steps_are_those_of_torch(name, threads, prepared):
-    """Several hypotheses per sentence, padding in sources, new orders, sentences that leave; also of a copy."""
-    arch, flags, kernels, calls = DECODERS[name]
-    model = prepared(arch, **flags)
-    found = assert_as_torch(lambda: steps(model), kernels, 9 * calls)
-    copied = copy.deepcopy(model)
-    near(assert_as_torch(lambda: steps(copied), kernels, 9 * calls), found)
-
-
-def steps(model):
-    """The scores of nine steps of three hypotheses for each of three sentences."""
-    draws = torch.Generator().manual_seed(1)
-    source = torch.randint(4, 30, (3, 21), generator=draws)
-    source[0, :4], source[2, :9] = 1, 1
-    encoded = model.encoder(source, source.ne(1).sum(1))
-    beams, scores, state = torch.arange(3).repeat_interleave(3), [], {}
-    encoded = model.encoder.reorder_encoder_out(encoded, beams)
-    tokens = torch.randint(4, 30, (9, 9), generator=draws)
-    for step in range(9):
-        scores.append(model.decoder(tokens[:, : step + 1], encoder_out=encoded, incremental_state=state)[0])
-        sentences = torch.arange(len(tokens) // 3) if step != 4 else torch.tensor([0, 2])
-        order = (sentences.unsqueeze(1) * 3 + torch.randint(3, (len(sentences), 3), generator=draws)).flatten()
-        model.decoder.reorder_incremental_state_scripting(state, order)
-        encoded, tokens = model.encoder.reorder_encoder_out(encoded, order), tokens[order]
-    return scores
-
-
-def test_the_layer_of_the_alignment_is_left_to_torch(prepared):
-    model = prepared(PRE)
-    model.decoder.make_generation_fast_(need_attn=True)
-    assert_as_torch(lambda: steps(model), NativeLayer, 9)
-
-
 ENCODERS = {
     "pre": (PRE, {}),
     "post": (POST, {"activation_fn": "swish"}),
@@ -181,16 +107,20 @@ ENCODERS = {
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_encoder_layers_are_those_of_torch(name, threads, prepared):
+def test_encoder_layers_are_those_of_torch(name, threads, prepared, monkeypatch):
     """With padding on the left, on the right, over a whole sentence, and without any."""
     arch, flags = ENCODERS[name]
-    model = prepared(arch, encoder_layers=3, **flags)
+    model, ran, call = prepared(arch, encoder_layers=3, **flags), [], NativeEncoderLayer.__call__
+    monkeypatch.setattr(NativeEncoderLayer, "__call__", lambda *args: ran.append(1) or call(*args))
     for length in (1, 4, 21):
         source = torch.randint(4, 30, (5, length))
         for padded in (False, True):
             if padded:
                 source[0, : length // 2], source[1, -length // 3 :], source[2] = 1, 1, 1
-            assert_as_torch(lambda x=source: model.encoder(x, None)["encoder_out"], NativeEncoderLayer, 3)
+            found, calls = model.encoder(source, None)["encoder_out"], len(ran)
+            near(found, without_kernels(lambda x=source: model.encoder(x, None)["encoder_out"]))
+            assert len(ran) == calls
+    assert len(ran) == 6 * 3
 
 
 def lstm_inputs(lstm, rows=13):
@@ -206,79 +136,62 @@ def test_a_step_of_the_lstm_is_that_of_torch(flags, prepared):
     near(lstm.write(state, 0, attention), without_kernels(lambda: lstm.write(state, 0, attention)))
 
 
-@pytest.mark.parametrize("change", ["weights", "bias", "gate norm", "norm", "train"])
+def doubled(weight):
+    return torch.nn.Parameter(2 * weight)
+
+
+def load_doubled(linear):
+    linear.load_state_dict({name: 2 * value for name, value in linear.state_dict().items()})
+
+
+LSTM_CHANGES = {
+    "weights": lambda hidden, gates: load_doubled(hidden.fc2),
+    "bias": lambda hidden, gates: setattr(gates, "bias", torch.nn.Parameter(gates.bias + 1)),
+    "norm": lambda hidden, gates: setattr(hidden.layer_norm, "weight", doubled(hidden.layer_norm.weight)),
+    "gate norm": lambda hidden, gates: setattr(gates, "norm_weight", doubled(gates.norm_weight)),
+    "train": lambda hidden, gates: hidden.train(),
+}
+
+
+@pytest.mark.parametrize("change", LSTM_CHANGES)
 def test_changes_of_an_lstm_are_seen(change, prepared):
     lstm = prepared(LSTM, lstm_biases=True).decoder.aggregator
-    hidden, gates = lstm.hidden[1], lstm.gates[0]
     state, attention = lstm_inputs(lstm, 5)
-    first, others = lstm._native(state[0], 1), lstm._native(state[0], 0)
-    assert first is not None and lstm._native(state[0], 1) is first is not others
+    first = lstm._native(state[0], 1)
+    assert first is not None and lstm._native(state[0], 1) is first is not lstm._native(state[0], 0)
     before = lstm.write(state, 1, attention)
-    if change == "train":
-        hidden.train()
-        assert lstm._native(state[0], 1) is None
-        hidden.eval()
-    elif change == "weights":
-        hidden.fc2.load_state_dict({name: 2 * value for name, value in hidden.fc2.state_dict().items()})
-    elif change == "bias":
-        gates.bias = torch.nn.Parameter(gates.bias + torch.randn_like(gates.bias))
-    elif change == "norm":
-        hidden.layer_norm.weight = torch.nn.Parameter(2 * hidden.layer_norm.weight)
-    else:
-        gates.norm_weight = torch.nn.Parameter(2 * gates.norm_weight)
-    after = lstm.write(state, 1, attention)
-    assert torch.equal(after[0], before[0]) == (change == "train")
-    assert lstm._native(state[0], 1) not in (None, first)
+    LSTM_CHANGES[change](lstm.hidden[1], lstm.gates[0])
+    found, after = lstm._native(state[0], 1), lstm.write(state, 1, attention)
+    assert (found is None) == (change == "train") and found is not first
+    assert torch.allclose(after[0], before[0]) == (change == "train")
     near(after, without_kernels(lambda: lstm.write(state, 1, attention)))
 
 
-CHANGES = ["weights", "norm", "bias", "train", "dropout", "attention dropout", "residual", "growing"]
+LAYER_CHANGES = {  # those that other kernels follow, and those that are left to torch
+    "weights": lambda layer, stack: load_doubled(layer.fc1),
+    "norm": lambda layer, stack: setattr(layer.final_layer_norm, "weight", doubled(layer.final_layer_norm.weight)),
+    "bias": lambda layer, stack: setattr(layer.fc1, "bias", torch.nn.Parameter(layer.fc1.bias + 1)),
+    "train": lambda layer, stack: layer.train(),
+    "dropout": lambda layer, stack: setattr(layer.dropout_module, "apply_during_inference", True),
+    "attention dropout": lambda layer, stack: setattr(layer.self_attn, "retain_dropout", True),
+    "residual": lambda layer, stack: setattr(layer, "residual", PeriNorm(stack, 1)),
+    "growing": lambda layer, stack: setattr(layer, "residual", BranchNorm(stack, 1)),
+}
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", LAYER_CHANGES)
 def test_changes_of_an_encoder_layer_are_seen(change, prepared):
     model = prepared(PRE, attention_dropout=0.1)
     layer, x = model.encoder.layers[0], torch.randn(7, 3, model.encoder.stack.dim)
     first = find_encoder_layer(layer, x)
     assert first is not None and find_encoder_layer(layer, x) is first
-    if change == "weights":
-        layer.fc1.load_state_dict({name: 2 * value for name, value in layer.fc1.state_dict().items()})
-    elif change == "norm":
-        layer.final_layer_norm.weight = torch.nn.Parameter(2 * layer.final_layer_norm.weight)
-    elif change == "bias":
-        layer.fc1.bias = torch.nn.Parameter(layer.fc1.bias + 1)
-    elif change == "train":
-        layer.train()
-    elif change == "dropout":
-        layer.dropout_module.apply_during_inference = True
-    elif change == "attention dropout":
-        layer.self_attn.retain_dropout = True
-    else:
-        layer.residual = {"residual": PeriNorm, "growing": BranchNorm}[change](model.encoder.stack, 1)
+    LAYER_CHANGES[change](layer, model.encoder.stack)
     found = find_encoder_layer(layer, x)
-    if change in CHANGES[:3]:
+    if change in ("weights", "norm", "bias"):
         assert found not in (None, first) and not torch.allclose(found(x, None), first(x, None))
         near([found(x, None)], without_kernels(lambda: [layer(x, None)]))
     else:
         assert found is None
-
-
-@pytest.mark.parametrize("name", [PRE, LSTM])
-def test_new_weights_are_those_that_the_next_search_uses(name, prepared):
-    model, other = prepared(name), prepared(name)
-    weights = {key: value + 0.1 * torch.randn_like(value) for key, value in model.state_dict().items()}
-    other.load_state_dict(weights)
-    assert not torch.allclose(steps(model)[0], steps(other)[0])
-    model.load_state_dict(weights)
-    near(steps(model), without_kernels(lambda: steps(other)))
-
-
-def test_hooks_of_layers_run_in_decoding_steps(prepared):
-    model = prepared(PRE)
-    expected, seen = steps(model), []
-    model.decoder.layers[1].register_forward_hook(lambda layer, inputs, output: seen.append(output[0].shape))
-    near(steps(model), expected)
-    assert len(seen) == 9
 
 
 def test_hypotheses_with_padding_are_left_to_torch(prepared):

@@ -96,12 +96,12 @@ class ToyCalls(Aggregator):
 
     def __init__(self, stack: Stack):
         super().__init__(stack)
-        self.calls = 2 if stack.side == "encoder" else 1
+        self.num_evaluations = 2 if stack.side == "encoder" else 1
 
     def read(self, state: list[torch.Tensor], layer: int):
         return state[0]
 
-    def point(self, x, outputs: list[torch.Tensor]):
+    def next_input(self, x, outputs: list[torch.Tensor]):
         return x if len(outputs) == 0 else outputs[-1]
 
     def combine(self, x, outputs: list[torch.Tensor]):

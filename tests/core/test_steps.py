@@ -1,0 +1,294 @@
+"""Decoding steps in C++ kernels and in compiled graphs against PyTorch's: one table of models, one script of a search.
+
+Exported programs, whose caches are inputs and outputs, are in ``test_exported_steps.py``; an imitated GPU is in
+``test_device.py``.
+"""
+
+import copy
+import logging
+
+import pytest
+import torch
+
+from fairseq_deep.core.attention import multihead
+from fairseq_deep.core.native import library, load, status
+from fairseq_deep.core.native.steps import NativeAttention, NativeLayer, NativeStack
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.search import BeamSearch, SearchOptions
+from fairseq_deep.core.transformer import Transformer
+from fairseq_deep.plugin.architectures import build_architecture
+from tests.helpers.generation import strengthen
+from tests.helpers.models import make_batch, make_tagged_dictionary, tiny_flags
+from tests.helpers.tensors import Kernels
+
+LSTM, PRE, POST = "transformer_lstm_6l", "transformer_prenorm_6l", "transformer_postnorm_6l"
+SENTENCES, BEAM, PAD, STEPS = 3, 3, 1, 12
+WITHOUT_COMPILER = {"backend": "eager"}  # traces, and runs what it has traced
+
+# architecture, flags, kernels that run in a step of two layers, and how often: a plain stack is one call, unless its
+# layers have memories of their own; PyTorch runs layers with GELU around attentions in kernels
+MODELS = {
+    "pre": (PRE, {}, NativeStack, 1),
+    "post": (POST, {}, NativeStack, 1),
+    "rms": (PRE, {"norm": "rms"}, NativeStack, 1),
+    "kv heads": (PRE, {"decoder_kv_heads": 2}, NativeStack, 1),
+    "swish": (PRE, {"activation_fn": "swish"}, NativeStack, 1),
+    "rotary positions": (PRE, {"rotary_positions": True, "decoder_kv_heads": 2}, NativeStack, 1),
+    "learned positions": (PRE, {"decoder_learned_pos": True}, NativeStack, 1),
+    "modern": ("transformer_modern_6l", {}, NativeStack, 1),
+    "factor": (PRE, {"residual": "completep"}, NativeStack, 1),
+    "modern post-norm": (POST, {"ffn": "swiglu", "rotary_positions": True}, NativeStack, 1),
+    "no norms": (POST, {"deep_init": "tfixup"}, NativeStack, 1),
+    "language model": (PRE, {"no_cross_attention": True}, NativeStack, 1),
+    "sums between layers": ("transformer_dlcl_6l", {}, NativeLayer, 2),
+    "a memory per layer": (PRE, {"decoder_memory": "transparent"}, NativeLayer, 2),
+    "other layers": (PRE, {"activation_fn": "gelu", "rotary_positions": True}, NativeAttention, 4),
+    "relative positions": (PRE, {"relative_positions": 2, "relative_values": True}, NativeAttention, 2),
+    "value residual": (PRE, {"value_residual": True}, NativeAttention, 2),
+    "average attention": (PRE, {"decoder_attn": "average"}, NativeAttention, 2),
+    "SSRU": (PRE, {"decoder_attn": "ssru"}, NativeAttention, 2),
+    "merged attention": (POST, {"decoder_attn": "merged"}, NativeAttention, 2),
+    "merged self-attention": (PRE, {"decoder_attn": "merged-self"}, NativeAttention, 4),
+    "merged average": (PRE, {"decoder_attn": "merged-average"}, NativeAttention, 2),
+    "Luna": (POST, {"encoder_attn": "luna", "decoder_attn": "luna"}, NativeAttention, 2),
+    "LSTM": (LSTM, {}, NativeAttention, 4),
+    "languages": (PRE, {"language_norm": True, "language_transform": True}, NativeAttention, 4),
+}
+COMPILED = ("pre", "learned positions", "sums between layers", "a memory per layer", "relative positions",
+            "value residual", "average attention", "SSRU", "merged attention", "Luna", "LSTM", "languages")  # fmt: skip
+with_kernels = pytest.mark.skipif(load() is None, reason=f"decoding uses {status()}")
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def prepared(dictionary):
+    """prepared(name, **flags): a model of the table with random weights, ready for decoding."""
+
+    def make(name, **more):
+        arch, flags = MODELS[name][:2]
+        words = make_tagged_dictionary(len(dictionary), 12) if name == "languages" else dictionary
+        flags = {**tiny_flags(arch), "encoder_layers": 1, "decoder_layers": 2, **flags, **more}
+        torch.manual_seed(3)
+        model = build_architecture(arch, words, **flags).eval()
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+        Transformer.prepare_for_decoding(model)
+        return model
+
+    return make
+
+
+@pytest.fixture
+def counters():
+    """What torch.compile has done."""
+    from torch._dynamo import reset, utils
+
+    reset()
+    utils.counters.clear()
+    logging.disable(logging.INFO)  # torch logs each graph at length, if only pytest listens
+    yield utils.counters
+    logging.disable(logging.NOTSET)
+    reset()
+
+
+def orders(count, leave=()):
+    """New orders of hypotheses within their sentences; at the steps *leave*, the second sentence has ended."""
+    draws, sentences = torch.Generator().manual_seed(1), SENTENCES
+    for step in range(count):
+        kept = torch.arange(sentences) if step not in leave else torch.tensor([0, 2])
+        sentences = len(kept)
+        yield (kept.unsqueeze(1) * BEAM + torch.randint(BEAM, (sentences, BEAM), generator=draws)).flatten()
+
+
+def steps(model, new_orders, state=None, padded=()):
+    """The scores of a step before each order and one at the end; sources have padding, and words where told."""
+    draws, new_orders = torch.Generator().manual_seed(2), [*new_orders, None]
+    source = torch.randint(4, 40, (SENTENCES, 21), generator=draws)
+    source[0, :4], source[2, :9] = PAD, PAD
+    source[1, 0], source[2, 9] = 30, 35  # tags, if the model knows languages
+    encoded = model.encoder(source, source.ne(PAD).sum(1))
+    encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(SENTENCES).repeat_interleave(BEAM))
+    words, scores = torch.randint(4, 30, (SENTENCES * BEAM, len(new_orders)), generator=draws), []
+    state = {} if state is None else state
+    for row, column in padded:
+        words[row, column] = PAD
+    for length, order in enumerate(new_orders, start=1):
+        scores.append(model.decoder(words[:, :length], encoder_out=encoded, incremental_state=state)[0])
+        if order is not None:
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            encoded, words = model.encoder.reorder_encoder_out(encoded, order), words[order]
+    return scores
+
+
+def near(ours, theirs, rtol=1e-5, atol=2e-5):
+    assert len(ours) == len(theirs)
+    for number, (got, want) in enumerate(zip(ours, theirs)):
+        torch.testing.assert_close(got, want, rtol=rtol, atol=atol, msg=lambda text, at=number: f"step {at}: {text}")
+
+
+def by_torch(run):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "enabled", False)
+        return run()
+
+
+# --- kernels ---
+
+
+@with_kernels
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_compute_the_steps_of_torch(name, threads, prepared, monkeypatch):
+    """Several hypotheses per sentence, new orders, a sentence that ends; also of a copy of the model."""
+    _, _, kernels, calls = MODELS[name]
+    model, ran, call, before = prepared(name), [], kernels.__call__, torch.get_num_threads()
+    monkeypatch.setattr(kernels, "__call__", lambda *args: ran.append(1) or call(*args))
+    torch.set_num_threads(threads)
+    try:
+        script = list(orders(STEPS - 1, leave=[4]))
+        expected = by_torch(lambda: steps(model, script))
+        assert not ran
+        near(steps(model, script), expected)
+        near(steps(copy.deepcopy(model), script), expected)
+    finally:
+        torch.set_num_threads(before)
+    assert len(ran) == 2 * STEPS * calls
+
+
+@with_kernels
+def test_the_layer_of_the_alignment_is_left_to_torch(prepared, monkeypatch):
+    model, ran, call = prepared("pre"), [], NativeLayer.__call__
+    model.decoder.make_generation_fast_(need_attn=True)
+    monkeypatch.setattr(NativeLayer, "__call__", lambda *args: ran.append(1) or call(*args))
+    script = list(orders(STEPS - 1))
+    near(steps(model, script), by_torch(lambda: steps(model, script)))
+    assert len(ran) == STEPS, "one of the two layers"
+
+
+@with_kernels
+@pytest.mark.parametrize("name", ["pre", "LSTM"])
+def test_new_weights_are_those_that_the_next_search_uses(name, prepared):
+    model, other, script = prepared(name), prepared(name), list(orders(2))
+    weights = {key: value + 0.1 * torch.randn_like(value) for key, value in model.state_dict().items()}
+    other.load_state_dict(weights)
+    assert not torch.allclose(steps(model, script)[0], steps(other, script)[0])
+    model.load_state_dict(weights)
+    near(steps(model, script), by_torch(lambda: steps(other, script)))
+
+
+@with_kernels
+def test_hooks_of_layers_run_in_decoding_steps(prepared):
+    model, script, seen = prepared("pre"), list(orders(STEPS - 1)), []
+    expected = steps(model, script)
+    model.decoder.layers[1].register_forward_hook(lambda layer, inputs, output: seen.append(output[0].shape))
+    near(steps(model, script), expected)
+    assert len(seen) == STEPS
+
+
+# --- compiled steps, over caches of a fixed capacity ---
+
+
+@pytest.mark.parametrize("name", [name if name in COMPILED else pytest.param(name, marks=pytest.mark.nightly)
+                                  for name in MODELS])  # fmt: skip
+def test_all_compiled_steps_are_one_graph(name, prepared, counters):
+    """Token for token what the steps are without: no break, no recompilation as hypotheses grow."""
+    model, script = prepared(name, decoder_layers=2 if "residual" in name else 1), list(orders(9))
+    padded = [(1, 1), (6, 3)]
+    expected = steps(model, script, padded=padded)
+    model.decoder.compile_steps(**WITHOUT_COMPILER)
+    actual = steps(model, script, padded=padded)
+    near(actual, expected, 1e-4, 1e-4)
+    assert all(torch.equal(got.argmax(-1), want.argmax(-1)) for got, want in zip(actual, expected))
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+
+
+def test_room_is_doubled_with_one_more_graph(prepared, counters):
+    """70 positions: room for 64, and then for 128."""
+    model, state, script = prepared("pre", decoder_layers=1), {}, list(orders(69))
+    expected = steps(model, script)
+    model.decoder.compile_steps(**WITHOUT_COMPILER)
+    near(steps(model, script, state), expected, 1e-4, 1e-4)
+    assert counters["stats"]["unique_graphs"] == 2
+    caches = [saved["cache"] for key, saved in state.items() if key.endswith("target")]
+    assert {cache.size(3) for cache in caches} == {128 * BEAM}
+
+
+MOVING = [[3, 4, 5, 0, 1, 2, 6, 6, 7], [4, 3, 5, 6, 7, 8], [1, 0, 2, 5, 5, 4], [0, 3, 1, 5], [3, 2, 1, 0]]
+
+
+@pytest.mark.parametrize("name", ["relative positions", "merged attention"])
+def test_sentences_that_end_move_or_are_split(name, prepared, counters):
+    model, script = prepared(name, decoder_layers=1), [*orders(2), *map(torch.tensor, MOVING)]
+    expected = steps(model, script)
+    model.decoder.compile_steps(dynamic=True, **WITHOUT_COMPILER)
+    near(steps(model, script), expected, 1e-4, 1e-4)
+    assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
+def test_a_compiled_step_needs_no_synchronisation_and_writes_in_place(fused, prepared, monkeypatch):
+    """As a graph of a device requires it: caches stay where they are."""
+    monkeypatch.setattr(multihead, "fuses_steps", lambda q: fused)
+    model, state, places, asked = prepared("pre", no_token_positional_embeddings=True), {}, [], []
+    expected, step = by_torch(lambda: steps(model, orders(29))), model.decoder.run_step
+
+    def watched(decoder, state, *inputs):
+        with Kernels() as kernels:
+            output = step(state, *inputs)
+        asked.append(kernels.asked)
+        places.append({(key, name): tensor.data_ptr() for key, saved in state.items() for name, tensor in saved.items()
+                       if tensor is not None and name in ("cache", "mask", "position", "key", "value")})  # fmt: skip
+        return output
+
+    model.decoder.compile_steps()
+    model.decoder.compiled.compiled = watched
+    near(by_torch(lambda: steps(model, orders(29), state)), expected, 0, 0)
+    assert len(asked) == 29 and set(asked) == {0}
+    assert all(place == places[0] for place in places) and len(places[0]) > 6
+
+
+def test_a_capacity_is_at_least_one_and_never_exceeded(prepared, counters):
+    model = prepared("pre")
+    with pytest.raises(UsageError, match="must be at least 1 position"):
+        model.decoder.compile_steps(0)
+    assert model.decoder.compiled is None
+    expected = steps(model, orders(5))
+    model.decoder.compile_steps(6, **WITHOUT_COMPILER)
+    near(steps(model, orders(5)), expected, 1e-4, 1e-4)
+    with pytest.raises(UsageError, match="more than 6 positions: compile for a larger capacity, or omit it"):
+        steps(model, orders(6))
+
+
+def test_without_a_compiler_steps_are_run_as_they_are(prepared, counters, caplog):
+    def missing(graph, inputs):
+        raise RuntimeError("no g++ here")
+
+    model = prepared("pre")
+    expected = steps(model, orders(5))
+    model.decoder.compile_steps(backend=missing)
+    with caplog.at_level(logging.WARNING):
+        near(steps(model, orders(5)), expected, 1e-4, 1e-4)
+    assert caplog.text.count("decoding steps are not compiled: ") == 1 and "no g++ here" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["pre", "LSTM", "average attention"])
+def test_a_whole_search_finds_the_same_with_kernels_and_compiled_steps(name, prepared, dictionary, counters):
+    """Sentences end at several steps."""
+    model, source = prepared(name), make_batch(dictionary, lengths=(7, 3, 5))[0]
+    strengthen(model)
+    model.load_state_dict(model.state_dict())  # the kernels pack the new weights
+    source[:, -1] = dictionary.eos()
+    search = BeamSearch([model], SearchOptions(beam=BEAM, max_len_a=1, max_len_b=3, limit_each=True))
+    expected, found = by_torch(lambda: search(source)), [search(source)]
+    assert len({len(sentence[0]["tokens"]) for sentence in expected}) > 1
+    model.decoder.compile_steps(dynamic=True, **WITHOUT_COMPILER)
+    found.append(search(source))
+    for sentences in found:
+        for got, want in zip(sentences, expected):
+            assert [each["tokens"].tolist() for each in got] == [each["tokens"].tolist() for each in want]
+            near([each["score"] for each in got], [each["score"] for each in want], 1e-4, 1e-4)
