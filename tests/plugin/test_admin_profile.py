@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq import utils
 
-from tests.helpers.commands import EXACT, PACKAGE, hypotheses, load_trained, losses, run, train_command
+from tests.helpers.commands import EXACT, PACKAGE, hypotheses, load_trained, losses, run, saved, train_command
 from tests.helpers.models import POSTNORM as POST
 
 PROFILE = ("--deep-init", "admin", "--admin-start", "profile")
@@ -18,22 +18,22 @@ def train(data, folder, *flags, **options):
     return run(*train_command(data, folder, *PROFILE, *FLAGS, *flags, arch=POST), **options)
 
 
-def state(path):
-    return torch.load(path, weights_only=False)["model"]
-
-
-def omegas(model_state):
+def omegas(state):
     """Rows of omega of both stacks, from the bottom of the encoder to the top of the decoder."""
     names = [f"{side}.layers.{layer}.residual.weight" for side in ("encoder", "decoder") for layer in range(2)]
-    return torch.cat([model_state[name] for name in names])
+    return torch.cat([state[name] for name in names])
+
+
+def saved_omegas(folder, name="checkpoint_last.pt"):
+    return omegas(saved(folder, name)["model"])
 
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
-    """The folder of 4 updates, with a checkpoint of each of the first three, and the losses."""
+    """The folder of 4 updates, with a checkpoint of each of the first three."""
     folder = tmp_path_factory.mktemp("admin")
-    done = train(data, folder, "--max-update", "4", "--save-interval-updates", "1")
-    return folder, losses(done)
+    train(data, folder, "--max-update", "4", "--save-interval-updates", "1")
+    return folder
 
 
 def fresh(path):
@@ -74,50 +74,43 @@ def profiled(model, samples):
     return torch.tensor(found)
 
 
-def test_the_first_update_profiles(trained):
-    """On its batch, all values of a connection alike."""
-    folder, _ = trained
+def check_profile(folder, count):
+    """Whether the first update in *folder* profiled with *count* batches: all values of a connection are alike."""
     model, samples = fresh(folder / "checkpoint_1_1.pt")
-    expected = profiled(model, samples[:1])
+    expected, actual = profiled(model, samples[:count]), saved_omegas(folder, "checkpoint_1_1.pt")
     assert len(expected) == 2 * 2 + 3 * 2
     assert expected[0] == expected[4] == 1.0 and min(expected[1:4].min(), expected[5:].min()) > 1.1
-    actual = omegas(state(folder / "checkpoint_1_1.pt"))
     torch.testing.assert_close(actual, expected.unsqueeze(1).expand_as(actual), rtol=1e-5, atol=0)
 
 
-def test_later_updates_only_learn(trained):
-    folder, _ = trained
-    first, third = (omegas(state(folder / f"checkpoint_1_{update}.pt")) for update in (1, 3))
+def test_the_first_update_profiles_and_later_ones_only_learn(trained):
+    check_profile(trained, 1)
+    first, third = (saved_omegas(trained, f"checkpoint_1_{update}.pt") for update in (1, 3))
     assert 0 < (first - third).abs().max() < 2 * RATE
 
 
-def test_generate_needs_the_checkpoint_alone(data, trained):
-    folder, _ = trained
-    common = [data, "--user-dir", PACKAGE, "--beam", "2", "--cpu", "--max-len-b", "10"]
-    alone = hypotheses(run("fairseq-generate", *common, "--path", folder / "checkpoint_last.pt"))
-    assert len(alone) == 30
-    [model], _, _ = load_trained(folder / "checkpoint_last.pt")
-    saved = omegas(state(folder / "checkpoint_last.pt"))
-    assert torch.equal(omegas(model.state_dict()), saved)
-    _, samples = fresh(folder / "checkpoint_last.pt")
+def test_a_loaded_model_keeps_its_profile(data, trained):
+    """When it generates, and even when it is trained."""
+    path = trained / "checkpoint_last.pt"
+    flags = ["--user-dir", PACKAGE, "--beam", "2", "--cpu", "--max-len-b", "10", "--path", path]
+    assert len(hypotheses(run("fairseq-generate", data, *flags))) == 30
+    [model], _, _ = load_trained(path)
+    _, samples = fresh(path)
     model.train()(**samples[1]["net_input"])
-    assert torch.equal(omegas(model.state_dict()), saved), "not even a batch of training changes it"
+    assert torch.equal(omegas(model.state_dict()), saved_omegas(trained))
 
 
 @pytest.mark.parametrize("backend", ["legacy_ddp", "pytorch_ddp"])
 def test_two_processes_profile_with_the_mean_of_their_batches(data, tmp_path, backend):
     flags = ("--distributed-backend", "gloo", "--ddp-backend", backend, "--max-update", "3")
-    done = losses(train(data, tmp_path, *flags, "--save-interval-updates", "1", processes=2))
-    assert set(done) == {1, 2, 3}
-    expected = profiled(*fresh(tmp_path / "checkpoint_1_1.pt"))
-    actual = omegas(state(tmp_path / "checkpoint_1_1.pt"))
-    torch.testing.assert_close(actual, expected.unsqueeze(1).expand_as(actual), rtol=1e-5, atol=0)
+    assert len(losses(train(data, tmp_path, *flags, "--save-interval-updates", "1", processes=2))) == 3
+    check_profile(tmp_path, 2)
 
 
 @pytest.mark.parametrize("flags", [[], ["--memory-efficient-fp16"], ["--bf16"]], ids=str)
 def test_another_run_starts_from_the_profiled_weights(data, trained, tmp_path, flags):
     """``--finetune-from-model`` of a checkpoint profiles nothing, also in half precision, whose start it is."""
-    start = trained[0] / "checkpoint_1_1.pt"
-    assert set(losses(train(data, tmp_path, "--max-update", "3", *flags, "--finetune-from-model", start))) == {1, 2, 3}
-    moved = (omegas(state(tmp_path / "checkpoint_last.pt")).float() - omegas(state(start))).abs().max()
+    start = trained / "checkpoint_1_1.pt"
+    assert len(losses(train(data, tmp_path, "--max-update", "3", *flags, "--finetune-from-model", start))) == 3
+    moved = (saved_omegas(tmp_path).float() - saved_omegas(trained, start.name)).abs().max()
     assert 0 < moved < (0.02 if flags else 2 * RATE), "rounded and trained, but not profiled"

@@ -97,54 +97,36 @@ def test_every_parameter_of_the_deepest_model_of_a_structure_gets_a_finite_gradi
     every_parameter_gets_a_finite_gradient(lambda: build(name), dictionary)
 
 
-@pytest.mark.parametrize(
-    "flags, check",
-    [
-        (["--dlcl-init", "one"], lambda h: h.weight[2].tolist()[:4] == [1, 1, 1, 0]),
-        (["--dlcl-fixed"], lambda h: not h.weight.requires_grad and "weight" in dict(h.named_buffers())),
-        (["--dlcl-weight-type", "scalar_4"], lambda h: h.groups == 4),
-        (["--dlcl-normalize"], lambda h: h.normalize),
-        (["--dlcl-dropout", "0.3"], lambda h: h.dropout.p == 0.3),
-        (["--dlcl-window", "2"], lambda h: h.window == 2),
-        (["--dlcl-no-norm"], lambda h: not len(h.layer_norms)),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
+@pytest.mark.parametrize("flags, check", [
+    ("--dlcl-init one", lambda h: h.weight[2].tolist()[:4] == [1, 1, 1, 0]),
+    ("--dlcl-fixed", lambda h: not h.weight.requires_grad and "weight" in dict(h.named_buffers())),
+    ("--dlcl-weight-type scalar_4", lambda h: h.groups == 4),
+    ("--dlcl-normalize", lambda h: h.normalize),
+    ("--dlcl-dropout 0.3", lambda h: h.dropout.p == 0.3),
+    ("--dlcl-window 2", lambda h: h.window == 2),
+    ("--dlcl-no-norm", lambda h: not len(h.layer_norms)),
+    ("", lambda h: not (h.normalize or h.dropout.p or h.window == 2) and h.groups == 1 and h.weight.requires_grad),
+])  # fmt: skip
 def test_dlcl_flags_reach_both_stacks(flags, check, dictionary):
-    args = parse("--arch", "transformer_dlcl_6l", "--encoder-embed-dim", "16", *flags)
-    plain = parse("--arch", "transformer_dlcl_6l", "--encoder-embed-dim", "16")
-    task = task_of(dictionary)
-    for parsed, expected in ((args, True), (plain, False)):
-        model = DeepTransformerModel.build_model(parsed, task)
-        for stack in (model.encoder, model.decoder):
-            assert bool(check(stack.aggregator)) is expected
+    args = parse("--arch", "transformer_dlcl_6l", "--encoder-embed-dim", "16", *flags.split())
+    model = DeepTransformerModel.build_model(args, task_of(dictionary))
+    assert check(model.encoder.aggregator) and check(model.decoder.aggregator)
 
 
 @of_each_structure
-def test_a_flag_beats_its_preset(name):
+def test_a_flag_overrides_a_preset(name):
     chosen = {
-        "encoder_layers": 3,
-        "decoder_layers": 5,
-        "encoder_embed_dim": 48,
-        "decoder_embed_dim": 32,
-        "encoder_ffn_embed_dim": 72,  # the other aggregator has feed-forward sub-layers
-        "decoder_ffn_embed_dim": 56,
-        "encoder_attention_heads": 6,
-        "decoder_attention_heads": 2,
-        "dropout": 0.25,
-        "attention_dropout": 0.35,
-        "activation_dropout": 0.45,
+        "encoder_layers": 3, "decoder_layers": 5, "encoder_embed_dim": 48, "decoder_embed_dim": 32,
+        "encoder_ffn_embed_dim": 72, "decoder_ffn_embed_dim": 56,  # the other aggregator has feed-forward sub-layers
+        "encoder_attention_heads": 6, "decoder_attention_heads": 2,
+        "dropout": 0.25, "attention_dropout": 0.35, "activation_dropout": 0.45,
         "layer_agg": "residual" if ARCHITECTURES[name].layer_agg != "residual" else "dlcl",
-    }
-    presets = ARCHITECTURES[name].presets()
-    unset = {"encoder_normalize_before", "decoder_normalize_before"}  # fairseq has no flag that says no
-    assert set(presets) - unset == set(chosen)
-    line = ["--arch", name, "--encoder-normalize-before", "--decoder-normalize-before"]
-    for flag, value in chosen.items():
-        line += [f"--{flag.replace('_', '-')}", str(value)]
-    args = parse(*line)
-    assert {flag: getattr(args, flag) for flag in chosen} == chosen
-    assert args.encoder_normalize_before and args.decoder_normalize_before
+    }  # fmt: skip
+    sides = {"encoder_normalize_before", "decoder_normalize_before"}  # fairseq has no flag that says no
+    assert {*ARCHITECTURES[name].presets()} - sides == {*chosen}
+    words = [word for flag, value in chosen.items() for word in (f"--{flag.replace('_', '-')}", str(value))]
+    args = parse("--arch", name, "--encoder-normalize-before", "--decoder-normalize-before", *words)
+    assert {flag: getattr(args, flag) for flag in {*chosen, *sides}} == {**chosen, **dict.fromkeys(sides, True)}
 
 
 def test_flags_that_speak_for_another():

@@ -55,13 +55,11 @@ def test_an_original_checkpoint_gives_the_same_output(build, dictionary, tmp_pat
         encoder_normalize_before=norm == "prenorm", decoder_normalize_before=norm == "prenorm", lr_scheduler="fixed",
         optimizer="adam", criterion="cross_entropy", adam_betas="(0.9, 0.997)", min_lr=1e-9, **tiny_flags(ours)
     )  # fmt: skip
-    history = [{"criterion_name": "CrossEntropyCriterion", "best_loss": 1.0, "num_updates": 1,
-                "optimizer_name": "FairseqAdam", "lr_scheduler_state": {}}]  # fmt: skip
-    torch.save(
-        {"args": args, "model": old_keys(model, first_norm), "optimizer_history": history,
-         "last_optimizer_state": None, "extra_state": {"epoch": 1, "val_loss": 1.0}},
-        tmp_path / "old.pt",
-    )  # fmt: skip
+    history = {"criterion_name": "CrossEntropyCriterion", "best_loss": 1.0, "num_updates": 1,
+               "optimizer_name": "FairseqAdam", "lr_scheduler_state": {}}  # fmt: skip
+    state = {"args": args, "model": old_keys(model, first_norm), "optimizer_history": [history],
+             "last_optimizer_state": None, "extra_state": {"epoch": 1, "val_loss": 1.0}}  # fmt: skip
+    torch.save(state, tmp_path / "old.pt")
     [loaded], _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "old.pt")])
     batch = make_batch(dictionary)
     with torch.no_grad():

@@ -7,7 +7,6 @@ import pytest
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import IndexedRawTextDataset
-from fairseq.safe_text import TextError
 from fairseq_cli import interactive, score
 
 from fairseq_deep.runtime.dictionary import Dictionary as OwnDictionary
@@ -75,14 +74,6 @@ def test_score_compares_the_same_lines(tmp_path, monkeypatch, capsys, kind):
         stream.write("\none more")
     with pytest.raises(SystemExit, match="the numbers of sentences must be equal .2 and 3.; "):
         score.cli_main()
-
-
-def test_both_sides_are_compared_where_a_dataset_is_made():
-    from fairseq.data import LanguagePairDataset
-
-    sides = [[[4]] * count for count in (2, 2, 3)]
-    with pytest.raises(TextError, match="alignments: the numbers of sentences must be equal .2 and 2 and 3"):
-        LanguagePairDataset(sides[0], [1, 1], Dictionary(), sides[1], [1, 1], Dictionary(), align_dataset=sides[2])
 
 
 def test_standard_input_is_read_as_bytes(monkeypatch):
