@@ -26,14 +26,6 @@ PINNED = pins.read()
 pytestmark = pytest.mark.skipif(not available(), reason="the counter needs torch 2.4")
 
 
-def kernels_of(run, *shapes, dtype=torch.float16, requires_grad=False):
-    """Kernels by name of *run* on tensors of these shapes."""
-    counter = Counter()
-    with counter:
-        run(*(torch.empty(shape, dtype=dtype, device="meta", requires_grad=requires_grad) for shape in shapes))
-    return {name: count for name, count, *_ in by_op(counter.kernels)}
-
-
 def test_a_layer_by_hand():
     """Two products with their biases, an activation, a norm, a residual connection; then their gradients."""
     with torch.device("meta"):
@@ -42,12 +34,8 @@ def test_a_layer_by_hand():
     with counter:
         x = torch.empty(5, 8, dtype=torch.float16, device="meta", requires_grad=True)
         out = x + layer(x)
-        assert {op: n for op, n, *_ in by_op(counter.kernels)} == {
-            "addmm": 2,
-            "native_layer_norm": 1,
-            "relu": 1,
-            "add": 1,
-        }
+        kernels = {op: n for op, n, *_ in by_op(counter.kernels)}
+        assert kernels == {"addmm": 2, "native_layer_norm": 1, "relu": 1, "add": 1}
         assert sum(kernel.flops for kernel in counter.kernels) == 2 * 2 * 5 * 8 * 32
         forward = len(counter.kernels)
         out.backward(torch.empty_like(out))
@@ -71,59 +59,57 @@ def test_bytes():
     assert moved == [8 * (4 + 2), 2 * (5 * 8 * 2) + 8 * 2, 2 * 3 * 8 * 4 + 3 * 8, 5 * 8 * 2, 2 * 5 * 8 * 2]
 
 
-def test_views_are_no_kernels():
-    assert kernels_of(lambda x: x.view(2, 2, 6).transpose(0, 1)[0].unsqueeze(1).expand(2, 5, 6).detach(), (4, 6)) == {}
+def heads(query, key, value, mask=None, **options):
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)
 
 
-def test_of_nothing_nothing_is_launched():
-    assert kernels_of(lambda x: x @ x + x, (0, 0)) == {}
+def backward(run):
+    """The kernels of both passes."""
+    return lambda *x: run(*x).backward(torch.empty_like(x[0]))
 
 
-def test_copies_of_operands_are_kernels():
-    """cuBLAS takes rows or columns; a norm and a softmax take rows that follow each other."""
-    assert kernels_of(lambda x, y: x @ y.t(), (4, 6), (5, 6)) == {"mm": 1}
-    assert kernels_of(lambda x, y: x @ y[:, ::2], (4, 6), (6, 10)) == {"mm": 1, "copy of an operand": 1}
-    assert kernels_of(lambda x: F.layer_norm(x.transpose(0, 1), (6,)), (4, 5, 6)) == {
-        "native_layer_norm": 1, "copy of an operand": 1
-    }  # fmt: skip
-    assert kernels_of(lambda x: x.t().softmax(-1), (4, 5)) == {"_softmax": 1, "copy of an operand": 1}
+def norm(x, weight):
+    return F.rms_norm(x, (8,), weight, 1e-6)
 
 
-def heads(query, key, value, **options):
-    return F.scaled_dot_product_attention(query, key, value, **options)
-
-
-def test_attention_is_one_kernel_each_way():
-    """Flash attention without a mask, else the memory-efficient one, which wants masks in rows of 16."""
-    shapes = [(2, 4, 16, 32)] * 3
-    flash, efficient = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
-    assert kernels_of(lambda *x: heads(*x, is_causal=True, dropout_p=0.1), *shapes) == {flash: 1}
-    assert kernels_of(heads, *shapes, dtype=torch.float32) == {efficient: 1}
-    masked = kernels_of(lambda *x: heads(*x[:3], attn_mask=x[3]), *shapes, (2, 1, 1, 16))
-    assert masked == {efficient: 1}
-    shapes = [(2, 4, 15, 32)] * 3
-    masked = kernels_of(lambda *x: heads(*x[:3], attn_mask=x[3]), *shapes, (2, 1, 1, 15))
-    assert masked == {efficient: 1, "constant_pad_nd": 1}
-    back = kernels_of(lambda *x: heads(*x).backward(torch.empty_like(x[0])), *shapes, requires_grad=True)
+FLASH, EFFICIENT = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
+COPY = {"copy of an operand": 1}
+HEADS, UNEVEN = [(2, 4, 16, 32)] * 3, [(2, 4, 15, 32)] * 3
+HALF, SINGLE, BRAIN = torch.float16, torch.float32, torch.bfloat16
+KERNELS = {
+    "views are none": (lambda x: x.view(2, 2, 6).transpose(0, 1)[0].unsqueeze(1).expand(2, 5, 6).detach(),
+                       [(4, 6)], HALF, {}),
+    "nothing of nothing": (lambda x: x @ x + x, [(0, 0)], HALF, {}),
+    # cuBLAS takes rows or columns; a norm and a softmax take rows that follow each other
+    "columns": (lambda x, y: x @ y.t(), [(4, 6), (5, 6)], HALF, {"mm": 1}),
+    "every second column": (lambda x, y: x @ y[:, ::2], [(4, 6), (6, 10)], HALF, {"mm": 1, **COPY}),
+    "norm of a view": (lambda x: F.layer_norm(x.transpose(0, 1), (6,)), [(4, 5, 6)], HALF,
+                       {"native_layer_norm": 1, **COPY}),
+    "softmax of a view": (lambda x: x.t().softmax(-1), [(4, 5)], HALF, {"_softmax": 1, **COPY}),
+    # flash attention without a mask, else the memory-efficient one, which wants masks in rows of 16
+    "attention": (lambda *x: heads(*x, is_causal=True, dropout_p=0.1), HEADS, HALF, {FLASH: 1}),
+    "attention in fp32": (heads, HEADS, SINGLE, {EFFICIENT: 1}),
+    "masked attention": (heads, [*HEADS, (2, 1, 1, 16)], HALF, {EFFICIENT: 1}),
+    "masked attention of 15": (heads, [*UNEVEN, (2, 1, 1, 15)], HALF, {EFFICIENT: 1, "constant_pad_nd": 1}),
     # the gradient is not in the layout of the output: batch, positions, heads
-    assert back == {flash: 1, f"{flash}_backward": 1, "copy of an operand": 1}
+    "attention and back": (backward(heads), UNEVEN, HALF, {FLASH: 1, f"{FLASH}_backward": 1, **COPY}),
+    "RMSNorm": (norm, [(4, 8), (8,)], HALF, {"native_layer_norm": 1}),
+    "RMSNorm and back": (backward(norm), [(4, 8), (8,)], HALF,
+                         {"native_layer_norm": 1, "native_layer_norm_backward": 1}),
+    "dropout": (lambda x: F.dropout(x, 0.1), [(4, 5)], HALF, {"native_dropout": 1}),
+    "no dropout": (lambda x: F.dropout(x, 0.1, training=False), [(4, 5)], HALF, {}),
+    "softmax to fp32": (lambda x: F.softmax(x, dim=-1, dtype=SINGLE), [(4, 5)], HALF, {"_softmax": 1}),
+    "softmax of bf16": (lambda x: F.softmax(x, dim=-1, dtype=SINGLE), [(4, 5)], BRAIN, {"_to_copy": 1, "_softmax": 1}),
+}  # fmt: skip
 
 
-@pytest.mark.skipif(not hasattr(F, "rms_norm"), reason="torch has no RMSNorm")
-def test_rms_norm_is_one_kernel_each_way():
-    norm = lambda x, weight: F.rms_norm(x, (8,), weight, 1e-6)  # noqa: E731
-    assert kernels_of(norm, (4, 8), (8,)) == {"native_layer_norm": 1}
-    back = kernels_of(lambda *x: norm(*x).backward(torch.empty_like(x[0])), (4, 8), (8,), requires_grad=True)
-    assert back == {"native_layer_norm": 1, "native_layer_norm_backward": 1}
-
-
-def test_dropout_and_softmax_are_those_of_cuda():
-    assert kernels_of(lambda x: F.dropout(x, 0.1), (4, 5)) == {"native_dropout": 1}
-    assert kernels_of(lambda x: F.dropout(x, 0.1, training=False), (4, 5)) == {}
-    assert kernels_of(lambda x: F.softmax(x, dim=-1, dtype=torch.float32), (4, 5)) == {"_softmax": 1}
-    assert kernels_of(lambda x: F.softmax(x, dim=-1, dtype=torch.float32), (4, 5), dtype=torch.bfloat16) == {
-        "_to_copy": 1, "_softmax": 1
-    }  # fmt: skip
+@pytest.mark.parametrize("case", KERNELS)
+def test_kernels_are_those_that_cuda_launches(case):
+    run, shapes, dtype, expected = KERNELS[case]
+    counter = Counter()
+    with counter:
+        run(*(torch.empty(shape, dtype=dtype, device="meta", requires_grad="back" in case) for shape in shapes))
+    assert {name: count for name, count, *_ in by_op(counter.kernels)} == expected
 
 
 def test_the_paths_of_cuda_are_left_again():
@@ -362,19 +348,15 @@ def test_measuring_runs_on_a_cpu(capsys, tmp_path):
     assert all(math.isfinite(float(row[2])) and int(row[7].replace(",", "")) > 0 for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--arch", "transformer_prenrom_6l"], "did you mean transformer_prenorm_6l"),
-        ([*SMALL, "--against", "transformer_dlcl_6l"], "is no row"),
-        ([*SMALL, "--optimizer", "adma", "--what", "optimizer"], "unknown optimizer adma"),
-        ([], "--arch"),
-        ([*SMALL, "--compile"], "add --what training"),
-        pytest.param(
-            [*SMALL, "--measure"], "sees no GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it does")
-        ),
-    ],
-)
-def test_bad_input(arguments, message):
+@pytest.mark.parametrize("arguments, message", [
+    (["--arch", "transformer_prenrom_6l"], "did you mean transformer_prenorm_6l"),
+    ([*SMALL, "--against", "transformer_dlcl_6l"], "is no row"),
+    ([*SMALL, "--optimizer", "adma", "--what", "optimizer"], "unknown optimizer adma"),
+    ([], "--arch"),
+    ([*SMALL, "--compile"], "add --what training"),
+    ([*SMALL, "--measure"], "sees no GPU"),
+], ids=["arch", "against", "optimizer", "nothing", "compile", "measure"])  # fmt: skip
+def test_bad_input(arguments, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=message):
         device_model.main(arguments)
