@@ -1,5 +1,7 @@
 """``fairseq-deep distill``: the teacher's output as a training text, also after an interruption at any point."""
 
+import argparse
+import errno
 import fcntl
 import gzip
 import hashlib
@@ -13,14 +15,20 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from sacrebleu.metrics import BLEU
 
+from fairseq_deep.recipes.commands import distill as module
 from fairseq_deep.recipes.text.distilled import RECORD
 from fairseq_deep.tools import translate
 from tests.helpers import faults
 from tests.helpers.commands import BIN, run
 
 GREEDY = ["--beam", "1"]  # where batches differ, and with them the rounding that decides between near hypotheses
+SHARDS = [*GREEDY, "--shard-lines", "70"]  # three shards
+FLAGS = ("--workers 3 --shard-lines 9 --choose nearest --beam 7 --lenpen 0 --gnmt-lenpen --max-len-a 1.5 --max-len-b 9 "
+         "--decode-precision int8 --batch-size 5 --max-tokens 99 --cpu --data D --bpe-codes C --tokenizer none "
+         "--lowercase -s en -t de").split()  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -43,31 +51,27 @@ def hashes(folder):
 
 @pytest.fixture(scope="module")
 def whole(trained, text, tmp_path_factory):
-    """Many shards, in two processes, without an interruption."""
+    """Three shards, in two processes, without an interruption."""
     output = tmp_path_factory.mktemp("whole") / "out"
-    done = distill(trained, text, output, *GREEDY, "--workers", "2", "--shard-lines", "10")
+    done = distill(trained, text, output, *SHARDS, "--workers", "2")
     assert done.stdout.endswith(f"{output}: 200 pairs\n") and not done.stderr
     return output
 
 
-def test_targets_are_those_of_translate_and_all_else_that_of_the_text(trained, text, whole, tmp_path):
+def test_targets_are_those_of_translate_and_all_else_that_of_the_text(trained, text, whole):
     assert (whole / "train.de").read_text() == translated(trained, text, *GREEDY)
-    distill(trained, text, tmp_path / "out")  # one shard: also the batches are those of translate
-    assert (tmp_path / "out/train.de").read_text() == translated(trained, text, "--beam", "5")
-    assert (tmp_path / "out/train.de").read_text() != (text / "train.de").read_text()
     others = ["train.en", "valid.en", "valid.de", "test.en", "test.de"]
     assert sorted(path.name for path in whole.iterdir()) == sorted([*others, "train.de", RECORD])
     assert all((whole / name).read_bytes() == (text / name).read_bytes() for name in others)
     record = json.loads((whole / RECORD).read_text())
-    assert record["pairs"] == 200 and record["too_long"] == 0
+    assert (record["pairs"], record["too_long"]) == (200, 0)
     assert record["files"] == {name: each for name, each in hashes(whole).items() if name != RECORD}
     assert not whole.with_name("out.unfinished").exists()
 
 
 def test_a_finished_folder_is_verified_and_belongs_to_its_settings(trained, text, whole, tmp_path, command):
     def again(teacher=trained, folder=text, output=whole, *more):
-        words = ["--text", folder, "--output", output, "--cpu", *GREEDY, "--shard-lines", "10"]
-        code, *said = command("distill", teacher, *words, *more)
+        code, *said = command("distill", teacher, "--text", folder, "--output", output, "--cpu", *GREEDY, *more)
         return code, "".join(said)
 
     assert again() == (0, f"{whole} is complete: 200 pairs, checksums verified; nothing to do\n")
@@ -86,96 +90,116 @@ def test_a_finished_folder_is_verified_and_belongs_to_its_settings(trained, text
         code, line = again(*words)
         assert code == 2 and line.count("\n") == 1 and f"{whole} was written with {problem}" in line
         assert line.endswith("use the same, or another --output\n")
-    assert hashes(whole)["train.de"] == json.loads((whole / RECORD).read_text())["files"]["train.de"]
 
 
-def test_the_nearest_hypothesis(trained, text, tmp_path):
-    distill(trained, text, tmp_path / "out", "--choose", "nearest", "--beam", "3")
-    found = (tmp_path / "out/train.de").read_text().splitlines()
+def test_nearest_of_compressed_text_with_lines_that_are_too_long_or_unknown(trained, text, tmp_path):
+    """Hypotheses are those of translate; the chosen one has the highest sentence BLEU."""
+    (tmp_path / "in").mkdir()
+    for lang, long, unknown in (("en", "we see the house " * 9, "ξένη\u2028γλώσσα"), ("de", "zu lang", "fremd")):
+        lines = [*(text / f"train.{lang}").read_text().splitlines()[:40], long.strip(), unknown]
+        with gzip.open(tmp_path / f"in/train.{lang}.gz", "wt") as stream:
+            stream.write("\n".join(lines) + "\n")
+    done = distill(
+        trained, tmp_path / "in", tmp_path / "out", "--shard-lines", "41", "--choose", "nearest", "--beam", "3"
+    )
+    assert done.stdout.endswith(f"{tmp_path}/out: 42 pairs; 1 too long for the teacher keep their reference\n")
+    found = (tmp_path / "out/train.de").read_text().split("\n")[:-1]
+    assert len(found) == 42 and found[40] == "zu lang"
     lists = translated(trained, text, "--beam", "3", "--nbest", "3", "--json").splitlines()
     metric, other = BLEU(effective_order=True), 0
-    for line, target, reference in zip(lists, found, (text / "train.de").read_text().splitlines()):
+    for line, target, reference in zip(lists, found[:40], (text / "train.de").read_text().splitlines()):
         hypotheses = [each["text"] for each in json.loads(line)["translations"]]
         scores = [metric.sentence_score(each, [reference]).score for each in hypotheses]
         assert target == hypotheses[scores.index(max(scores))]
         other += target != hypotheses[0]
-    assert len(found) == 200 and other > 5
+    assert other
 
 
-def test_compressed_text_lines_that_are_too_long_and_a_shard_of_unknown_words(trained, text, tmp_path):
-    (tmp_path / "in").mkdir()
-    written = {}
-    for lang, long, unknown in (("en", "we see the house " * 9, "ξένη γλώσσα"), ("de", "zu lang", "fremd")):
-        written[lang] = [*(text / f"train.{lang}").read_text().splitlines()[:3], long.strip(), unknown]
-        with gzip.open(tmp_path / f"in/train.{lang}.gz", "wt") as stream:
-            stream.write("\n".join(written[lang]) + "\n")
-    done = distill(trained, tmp_path / "in", tmp_path / "out", "--shard-lines", "4")
-    assert done.stdout.endswith(f"{tmp_path}/out: 5 pairs; 1 too long for the teacher keep their reference\n")
-    found = (tmp_path / "out/train.de").read_text().splitlines()
-    assert len(found) == 5 and found[3] == "zu lang"
-    assert (tmp_path / "out/train.en").read_text().splitlines() == written["en"]
+def parsed(kind, words):
+    parser = argparse.ArgumentParser()
+    kind.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_processes_get_all_options_of_the_search_and_of_the_model():
+    args = parsed(module, ["one", "two", "--text", "T", "--output", "O", *FLAGS])
+    found = vars(parsed(translate, module._words(args)))
+    assert (found["models"], found["nbest"]) == (["one", "two"], 7)
+    shared = {name: value for name, value in vars(args).items() if name in found and name != "output"}
+    assert shared == {name: found[name] for name in shared} and len(shared) == 16
+    assert all(parsed(translate, ["m"]).__dict__[name] != value for name, value in shared.items()), "no default"
+
+
+@pytest.mark.parametrize("flags, visible, gpus", [
+    ([], "3,5", ["3", "5"]), (["--workers", "3"], "", ["0", "1", "0"]), (["--workers", "2", "--cpu"], "", [None] * 2),
+])  # fmt: skip
+def test_processes_share_gpus_and_cores(flags, visible, gpus, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(module, "count_cores", lambda: 6)
+    args = parsed(module, ["m", "--text", "T", "--output", "O", *flags])
+    found = module._environments(args, 9)
+    assert [each.get("CUDA_VISIBLE_DEVICES") for each in found] == gpus
+    assert [each["OMP_NUM_THREADS"] for each in found] == [str(6 // len(gpus))] * len(gpus)
+    assert len(module._environments(args, 1)) == 1, "no more than shards"
 
 
 def wait_for(condition):
+    """Wait until *condition* returns something, and return that."""
     for _ in range(12000):
-        if condition():
-            return
-        time.sleep(0.005)
+        if found := condition():
+            return found
+        time.sleep(0.01)
     raise AssertionError("it takes too long")
 
 
-def ended(pid):
-    """Whether a process has ended, perhaps without being waited for."""
+def is_running(pid):
     try:
-        with open(f"/proc/{pid}/stat") as stream:
-            return stream.read().rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
-        return True
+        return False
 
 
-def children(process):
-    """Its translating processes: with the start method forkserver, Python adds a process of its own."""
-    with open(f"/proc/{process.pid}/task/{process.pid}/children") as stream:
-        found = [int(pid) for pid in stream.read().split()]
-    return [pid for pid in found if b"multiprocessing" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+def translating(process):
+    """The two processes of a command that translate."""
+    lists = [path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/children")]
+    found = [int(pid) for text in lists for pid in text.split()]
+    return found if len(found) == 2 else []
 
 
-def interrupted(words, number, output, work):
-    """Interrupt the command *words* by a signal after three of its 100 shards; return the shards that it kept.
-
-    Repeated if the command was faster than this process.
-    """
-    for _ in range(5):
-        child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        wait_for(lambda child=child: len(list(work.glob("0*.json"))) >= 3 or child.poll() is not None)
-        workers = [] if child.poll() is not None else children(child)
-        child.send_signal(number)
-        child.communicate(timeout=300)
-        shards = sorted(work.glob("0*.json"))
-        if child.returncode and len(shards) < 100:
-            break
-        shutil.rmtree(output if output.exists() else work)
-    assert child.returncode and len(workers) == 2 and not output.exists()
-    wait_for(lambda: all(map(ended, workers)))
-    return sorted(work.glob("0*.json"))
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda each: each.name)
-def test_an_interruption_loses_at_most_a_shard_of_each_process(number, trained, text, whole, tmp_path):
+def test_interruptions_lose_only_the_running_shards(trained, text, whole, tmp_path):
     output, work = tmp_path / "out", tmp_path / "out.unfinished"
-    words = [BIN / "fairseq-deep", "distill", trained, "--text", text, "--output", output, "--cpu", *GREEDY,
-             "--workers", "2", "--shard-lines", "2", "--batch-size", "1"]  # fmt: skip
-    shards = interrupted(words, number, output, work)
-    assert 3 <= len(shards) < 100
-    kept = json.loads(shards[0].read_text())
-    shards[0].write_text(json.dumps({**kept, "targets": ["kept", *kept["targets"][1:]]}))
-    shards[1].write_text(shards[1].read_text()[:-20])  # damaged: translated again
-    words[words.index("--workers") + 1] = "2" if number == signal.SIGKILL else "1"
-    assert run("fairseq-deep", *words[1:]).stdout.endswith(f"{output}: 200 pairs\n")
-    found, expected = ((folder / "train.de").read_text().splitlines() for folder in (output, whole))
-    start = 2 * int(shards[0].stem)
-    assert found[start] == "kept" and [*found[:start], expected[start], *found[start + 1 :]] == expected
-    assert not work.exists()
+    words = [BIN / "fairseq-deep", "distill", trained, "--text", text, "--output", output, "--cpu", *SHARDS]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def stop(number, of_child=False, shards=0):
+        """The status and errors of a command after a signal; the processes that translate have ended, too."""
+        process = subprocess.Popen([*words, "--workers", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                   text=True, env=environment)  # fmt: skip
+        wait_for(lambda: len(list(work.glob("0*.json"))) >= shards)
+        pids = wait_for(lambda: translating(process))
+        os.kill(pids[0] if of_child else process.pid, number)
+        errors = process.communicate(timeout=120)[1]
+        wait_for(lambda: not any(map(is_running, pids)))
+        return process.returncode, errors
+
+    assert stop(signal.SIGINT) == (130, "fairseq-deep distill: interrupted; the same command resumes\n")
+    status, line = stop(signal.SIGKILL, of_child=True)
+    assert status == 2 and line.count("\n") == 1 and not list(work.glob("0*"))
+    problem = "a translating process has ended (status -9), perhaps out of memory: run the same command again to resume"
+    assert line.startswith(f"fairseq-deep distill: {problem}")
+    assert stop(signal.SIGKILL, shards=1)[0] == -9 and not output.exists()
+    kept = min(work.glob("0*.json"))
+    kept.write_text(kept.read_text().replace('["', '["kept ', 1))
+    torn = next(path for number in range(3) if (path := work / f"{number:06d}.json") != kept)
+    torn.write_text('{"targets": ["a"], "too_long": 0}')
+    changed = distill(trained, text, output, *GREEDY, "--shard-lines", "80", check=False).stderr
+    assert f"{work} was written with another --shard-lines: use the same, or another --output" in changed
+    distill(trained, text, output, *SHARDS)
+    expected, at = (whole / "train.de").read_text().splitlines(), 70 * int(kept.stem)
+    expected[at] = f"kept {expected[at]}"
+    assert (output / "train.de").read_text().splitlines() == expected and not work.exists()
 
 
 def test_killed_at_any_write_of_the_folder(trained, text, whole, tmp_path):
@@ -184,54 +208,36 @@ def test_killed_at_any_write_of_the_folder(trained, text, whole, tmp_path):
     output, work = place / "out", place / "out.unfinished"
     cases.mkdir()
     work.mkdir(parents=True)
-    record = json.loads((whole / RECORD).read_text())
-    targets = (whole / "train.de").read_text().splitlines()
-    (work / "settings.json").write_text(json.dumps(record["settings"]))
-    for number in range(20):
-        shard = {"targets": targets[10 * number : 10 * number + 10], "too_long": 0}
+    targets, record = (whole / "train.de").read_text().splitlines(), json.loads((whole / RECORD).read_text())
+    (work / "settings.json").write_text(json.dumps({**record["settings"], "--shard-lines": 70}))
+    for number in range(3):
+        shard = {"targets": targets[70 * number : 70 * number + 70], "too_long": 0}
         (work / f"{number:06d}.json").write_text(json.dumps(shard))
     prepare = ["tests.helpers.faults:install", str(place), str(cases), str(ended)]
-    distill(trained, text, output, *GREEDY, "--shard-lines", "10", prepare=prepare)
+    distill(trained, text, output, *SHARDS, prepare=prepare)
     assert hashes(output) == hashes(whole)
     status = json.loads(ended.read_text())
-    count = len(status) // len(faults.KINDS)
-    assert count > 10
-
-    def again(case):
-        distill(trained, text, output, *GREEDY, "--shard-lines", "10")
-        assert hashes(output) == hashes(whole) and not work.exists(), case
-
-    def take(case):
+    assert len(status) > 30
+    for case, code in status.items():
+        kind, at = case.split(".")
         shutil.rmtree(place)
         (cases / case).rename(place)
-        return status[case], (cases / f"{case}.log").read_text()
-
-    for at in range(1, count + 1):
-        assert take(f"kill.{at}")[0] == faults.KILLED
-        again(at)
-    for at in range(1, count - 3, 3):  # the last ones need no room
-        code, told = take(f"ENOSPC.{at}")
-        assert code == 2 and told.count("\n") == 1 and "No space left on device" in told, at
-        assert not output.exists() and len(list(work.glob("0*.json"))) == 20
-        again(at)
+        told = (cases / f"{case}.log").read_text()
+        assert (code == faults.KILLED) == (kind == "kill"), case
+        if code == 2:
+            assert told.count("\n") == 1 and os.strerror(getattr(errno, kind)) in told, case
+            assert not output.exists() and len(list(work.glob("0*.json"))) == 3, case
+        if kind == "kill" or int(at) % 3 == 0:
+            distill(trained, text, output, *SHARDS)
+            assert hashes(output) == hashes(whole) and not work.exists(), case
 
 
-def test_a_full_disk_of_a_process_is_one_line(trained, text, tmp_path):
+def test_a_full_disk_leaves_no_half_shard(trained, text, tmp_path):
     prepare = ["resource:setrlimit", resource.RLIMIT_FSIZE, [2048, 2048]]
-    done = distill(trained, text, tmp_path / "out", prepare=prepare, check=False)
+    done = distill(trained, text, tmp_path / "out", *GREEDY, prepare=prepare, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith(f"fairseq-deep distill: cannot write {tmp_path}/out.unfinished/000000.json: File too")
-    assert not os.listdir(tmp_path)
-
-
-def test_a_process_that_is_killed_is_one_line(trained, text, tmp_path):
-    words = [BIN / "fairseq-deep", "distill", trained, "--text", text, "--output", tmp_path / "out", "--cpu"]
-    child = subprocess.Popen([*words, "--workers", "1"], stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: children(child))
-    os.kill(children(child)[0], signal.SIGKILL)
-    _, errors = child.communicate(timeout=300)
-    assert child.returncode == 2 and errors.count("\n") == 1
-    assert "a translating process has ended (status -9), perhaps out of memory: run the same command" in errors
+    assert sorted(os.listdir(tmp_path / "out.unfinished")) == ["lock", "settings.json"]
 
 
 def test_one_command_at_a_time(trained, text, tmp_path, command):
@@ -240,12 +246,3 @@ def test_one_command_at_a_time(trained, text, tmp_path, command):
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, line = command("distill", trained, "--text", text, "--output", tmp_path / "out")
     assert code == 2 and line.endswith("out.unfinished is in use by another process: try again later\n")
-
-
-def test_ctrl_c_says_how_to_resume(monkeypatch, command):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(translate, "find_parts", interrupted)
-    told = "fairseq-deep distill: interrupted; the same command resumes\n"
-    assert command("distill", "MODEL", "--text", "TEXT", "--output", "OUT") == (130, "", told)

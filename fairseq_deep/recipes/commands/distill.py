@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import os
 from itertools import islice
+from typing import Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.text import corpus, distilled
@@ -20,8 +21,10 @@ from fairseq_deep.tools import translate
 from fairseq_deep.tools.arguments import at_least_one
 from fairseq_deep.tools.machine import count_cores
 
-HEAD = 200
-"""Lines that show whether the text is in the teacher's source language."""
+HEAD, MOST_UNKNOWN = 200, 0.3
+"""Lines that show whether the text is in the teacher's source language, and their maximum share of unknown tokens."""
+SHARDS, MOST_LINES = 64, 20000
+"""Approximate number of shards, and maximum lines per shard, by default."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,13 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", required=True, metavar="DIR", help="directory with train.SRC and train.TGT, or .gz")
     parser.add_argument("--output", required=True, metavar="DIR", help="new directory; other sets are copied to it")
     parser.add_argument(
-        "--choose", choices=distilled.CHOICES, default="best",
+        "--choose", choices=("best", "nearest"), default="best",
         help="choose the best hypothesis, or the nearest to the reference (default: best)",
     )  # fmt: skip
-    workers = "number of processes (default: one per core; 1 with a GPU)"
+    workers = "number of simultaneous processes (default: one per GPU, or per core without a GPU)"
     parser.add_argument("--workers", type=at_least_one, metavar="N", help=workers)
-    lost = f"lines per shard; an interruption loses at most one shard per process (default: {translate.CHUNK})"
-    parser.add_argument("--shard-lines", type=at_least_one, default=translate.CHUNK, metavar="N", help=lost)
+    lost = f"lines per shard; an interruption loses at most one shard per process (default: 1/{SHARDS} of the text, "
+    lost += f"rounded up to a multiple of {translate.CHUNK}, at most {MOST_LINES})"
+    parser.add_argument("--shard-lines", type=at_least_one, metavar="N", help=lost)
     translate.add_search(parser, beam=5)
     translate.add_parts(parser)
     parser.set_defaults(resumes=True)
@@ -45,28 +49,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Translate the missing shards and assemble the output directory."""
-    args.output = os.path.normpath(args.output)
+    output = os.path.normpath(args.output)
     bundles = [translate.find_parts(path, args) for path in args.models]
     langs = _languages(args, bundles[0])
     text = distilled.survey(args.text, langs)
-    job = distilled.Job(args.output, text, args.choose, args.shard_lines, _settings(args, bundles, text))
+    size = args.shard_lines or min(MOST_LINES, -(-text.lines // (SHARDS * translate.CHUNK)) * translate.CHUNK)
+    job = distilled.Job(output, text, size, _settings(args, bundles, text))
     if job.is_finished():
-        print(f"{args.output} is complete: {text.lines:,} pairs, checksums verified; nothing to do")
+        print(f"{output} is complete: {text.lines:,} pairs, checksums verified; nothing to do")
         return 0
+    _check_language(bundles[0], langs, text)
     with job.locked():
         missing = job.missing()
         if missing:
-            args.nbest = 1 if args.choose == "best" else args.beam
-            head = list(islice(corpus.read_lines(text.paths[0]), HEAD))
-            with Teachers(args, _workers(args, len(missing)), langs[1], head) as teachers:
-                job.translate(teachers, missing)
+            job.translate(Teachers(_words(args), _environments(args, len(missing))), missing)
         too_long = job.finish()
     note = f"; {too_long:,} too long for the teacher keep their reference" if too_long else ""
-    print(f"{args.output}: {text.lines:,} pairs{note}")
+    print(f"{output}: {text.lines:,} pairs{note}")
     return 0
 
 
-def _languages(args: argparse.Namespace, bundle: object) -> tuple[str, str]:
+def _languages(args: argparse.Namespace, bundle: Any) -> tuple[str, str]:
     """Return the languages of the teacher; the training text must have both."""
     from fairseq_deep.runtime import read_stored
     from fairseq_deep.runtime.loading import languages_of
@@ -80,6 +83,19 @@ def _languages(args: argparse.Namespace, bundle: object) -> tuple[str, str]:
     except UsageError as error:
         raise UsageError(f"the teacher translates {source} to {target}: {error}") from None
     return source, target
+
+
+def _check_language(bundle: Any, langs: tuple[str, str], text: distilled.Text) -> None:
+    """Reject a text with too many tokens outside of the teacher's dictionary."""
+    from fairseq_deep.runtime.dictionary import Dictionary
+
+    source = Dictionary.load(os.path.join(bundle.data, f"dict.{langs[0]}.txt"))
+    steps = bundle.text_steps(*langs, source)
+    tokens = [token for line in islice(corpus.read_lines(text.paths[0]), HEAD) for token in steps.prepare(line).split()]
+    unknown = sum(token not in source.indices for token in tokens)
+    if unknown > MOST_UNKNOWN * len(tokens):
+        raise UsageError(f"the teacher's dictionary lacks {100 * unknown / len(tokens):.0f} % of the source tokens: "
+                         "give text in its language, prepared for this model")  # fmt: skip
 
 
 def _settings(args: argparse.Namespace, bundles: list, text: distilled.Text) -> dict[str, object]:
@@ -97,12 +113,31 @@ def _settings(args: argparse.Namespace, bundles: list, text: distilled.Text) -> 
         "text": [text.langs, text.lines, text.hashes],
         "search": {**search, "decode_precision": args.decode_precision},
         "--choose": args.choose,
-        "--shard-lines": args.shard_lines,
     }
 
 
-def _workers(args: argparse.Namespace, shards: int) -> int:
+def _words(args: argparse.Namespace) -> list[str]:
+    """Return the arguments of ``translate``."""
+    shared = argparse.ArgumentParser(add_help=False)
+    translate.add_search(shared)
+    translate.add_parts(shared)
+    words = [*args.models, f"--nbest={args.beam if args.choose == 'nearest' else 1}"]
+    for action in shared._actions:
+        flag, value = action.option_strings[-1], getattr(args, action.dest)
+        if value is not None and value is not False:
+            words.append(flag if value is True else f"{flag}={value}")
+    return words
+
+
+def _environments(args: argparse.Namespace, shards: int) -> list[dict[str, str]]:
+    """Return the variables of each process: its threads and, if there are GPUs, one of them."""
     import torch
 
-    on_gpu = torch.cuda.is_available() and not args.cpu
-    return min(args.workers or (1 if on_gpu else count_cores()), shards)
+    gpus = [] if args.cpu else [*map(str, range(torch.cuda.device_count()))]
+    gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(gpus)).split(",") if gpus else []
+    count = min(args.workers or len(gpus) or count_cores(), shards)
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, count_cores() // count)))
+    found = [{"OMP_NUM_THREADS": threads} for _ in range(count)]
+    for number, each in enumerate(found if gpus else ()):
+        each["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+    return found

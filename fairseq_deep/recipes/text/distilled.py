@@ -7,11 +7,13 @@ atomically. OUTPUT itself is created at the end.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
@@ -22,9 +24,10 @@ from fairseq_deep.tools.output_files import check_new_folder, write_text
 
 from ..display import Display
 from .corpus import find_text, read_lines
+from .teachers import Shard, Teachers
 
-CHOICES = ("best", "nearest")
 RECORD = "distill.json"
+SIZE = "--shard-lines"
 SHARD = re.compile(r"[0-9]{6}\.json")
 
 
@@ -67,31 +70,21 @@ def survey(folder: str, langs: tuple[str, str]) -> Text:
     return Text(folder, langs, paths, counts[0], tuple(digest.hexdigest() for digest in digests))
 
 
-class Shard(NamedTuple):
-    """Lines that one process translates at once, and the path of the result."""
-
-    number: int
-    path: str
-    sources: list[str]
-    references: list[str]
-
-
 class Job:
     """One output directory.
 
     Args:
         output: its normalised path
         text: the text to translate
-        choose: one of `CHOICES`
         size: lines per shard
-        settings: all settings that affect the result; compared with the settings of an interrupted or finished job
+        settings: all other settings; compared with the settings of an interrupted or finished job
 
     Raises:
         UsageError: the directory has other settings, is corrupt, or cannot be written
     """
 
-    def __init__(self, output: str, text: Text, choose: str, size: int, settings: dict[str, Any]):
-        self.output, self.text, self.choose, self.size = output, text, choose, size
+    def __init__(self, output: str, text: Text, size: int, settings: dict[str, Any]):
+        self.output, self.text, self.size = output, text, size
         self.settings = json.loads(json.dumps(settings))
         self.work = f"{output}.unfinished"
         self.count = -(-text.lines // size)
@@ -102,7 +95,7 @@ class Job:
         if not record:
             check_new_folder(self.output)
             return False
-        self._check_same(record.get("settings"), self.output)
+        self._check_same(record.get("settings"), self.settings, self.output)
         for name, known in record.get("files", {}).items():
             path = os.path.join(self.output, name)
             if not os.path.isfile(path) or checksum(path) != known:
@@ -110,9 +103,10 @@ class Job:
         shutil.rmtree(self.work, ignore_errors=True)
         return True
 
-    def _check_same(self, before: Any, folder: str) -> None:
+    @staticmethod
+    def _check_same(before: Any, now: dict[str, Any], folder: str) -> None:
         before = before if isinstance(before, dict) else {}
-        other = [name for name, value in self.settings.items() if before.get(name) != value]
+        other = [name for name, value in now.items() if before.get(name) != value]
         if other:
             raise UsageError(f"{folder} was written with another {', another '.join(other)}: use the same, or another "
                              "--output")  # fmt: skip
@@ -123,7 +117,7 @@ class Job:
 
         After an error it is removed if it has no shard.
         """
-        path = os.path.join(self.work, "settings.json")
+        path, settings = os.path.join(self.work, "settings.json"), {**self.settings, SIZE: self.size}
         with _writing(self.work):
             os.makedirs(self.work, exist_ok=True)
             lock = open(os.path.join(self.work, "lock"), "a")  # noqa: SIM115
@@ -135,9 +129,9 @@ class Job:
             except OSError:
                 pass  # locks are not supported
             if self._has_shards():
-                self._check_same(_read_json(path), self.work)
+                self._check_same(_read_json(path), settings, self.work)
             else:  # new, or a call that was corrected
-                write_text(path, json.dumps(self.settings, indent=1) + "\n")
+                write_text(path, json.dumps(settings, indent=1) + "\n")
             try:
                 yield
             except UsageError:
@@ -162,21 +156,30 @@ class Job:
         """Return the numbers of the missing shards."""
         return {number for number in range(self.count) if self._targets_of(number) is None}
 
-    def translate(self, teachers: Any, missing: set[int]) -> None:
-        """Translate the *missing* shards with the *teachers*."""
+    def translate(self, teachers: Teachers, missing: set[int]) -> None:
+        """Translate the *missing* shards with the *teachers*; a line that is too long for them keeps its reference."""
         done = self.text.lines - sum(min(self.size, self.text.lines - number * self.size) for number in missing)
+        lock = threading.Lock()
+
+        def finish(shard: Shard, found: list[list[str]]) -> None:
+            nonlocal done
+            targets = [nearest(self.text.langs[1], *pair) for pair in zip(found, shard.references)]
+            content = {"targets": targets, "too_long": sum(not hypotheses for hypotheses in found)}
+            write_text(self.path_of(shard.number), json.dumps(content, ensure_ascii=False) + "\n")
+            with lock:
+                done += len(targets)
+                display.show("distill", done, self.text.lines, "lines")
+
         with Display() as display:
             display.show("distill", done, self.text.lines, "lines")
-            for shard in teachers.translate(self._shards(missing)):
-                done += len(shard.sources)
-                display.show("distill", done, self.text.lines, "lines")
+            teachers.work_off(self._shards(missing), finish)
 
     def _shards(self, missing: set[int]) -> Iterator[Shard]:
         pairs = zip(*map(read_lines, self.text.paths))
         for number in range(self.count):
             sides = list(zip(*islice(pairs, self.size)))
             if number in missing:
-                yield Shard(number, self.path_of(number), *map(list, sides))
+                yield Shard(number, *map(list, sides))
 
     def finish(self) -> int:
         """Assemble the output directory, and return the number of lines that were too long for the teacher."""
@@ -202,6 +205,22 @@ class Job:
             os.rename(folder, self.output)
         shutil.rmtree(self.work, ignore_errors=True)
         return too_long
+
+
+def nearest(lang: str, hypotheses: list[str], reference: str) -> str:
+    """Return the hypothesis with the highest sentence BLEU, the better ranked one on a tie; if none, the reference."""
+    if len(hypotheses) < 2:
+        return hypotheses[0] if hypotheses else reference
+    metric = _bleu(lang)
+    return max(hypotheses, key=lambda text: metric.sentence_score(text, [reference]).score)
+
+
+@functools.cache
+def _bleu(lang: str) -> Any:
+    """Return sentence BLEU with the tokenizer of the target language."""
+    from fairseq_deep.plugin.bleu import bleu_for
+
+    return bleu_for(lang, effective_order=True)
 
 
 def _others(text: Text) -> list[str]:
