@@ -23,8 +23,34 @@ from tests.helpers.paths import ROOT
 FOLDER = ROOT / "tests/snapshots"
 EXP = "/nowhere/at/all"
 MACHINE = ((re.escape(str(ROOT)), "ROOT"), (EXP, "EXP"), (r"[\d,.]+ GB free", "N GB free"),
+           (r"more than [\d,]+ hours", "more than N hours"),
            (r"--workers \d+", "--workers N"), (r"(--python \| 3.X \|  \|) [\d.]+", r"\1 N"))  # fmt: skip
 """What depends on the machine, and its replacement."""
+VARIANTS = """
+--ngpu 4
+--ngpu 1
+--ngpu 0
+--max-tokens 2048
+--ngpu 3 --force-batch true
+--nnodes 2 --node-rank 0 --master h:1234
+--ngpu 0 --cpu-processes 2
+--conf ds_matt_12l12l --ngpu 0 --decode-precision int8
+--average-updates 1500 --average 4
+--seeds 4,7
+--source-lang de --target-lang en
+--smoke
+--smoke -- --lr-scheduler inverse_sqrt_cooldown
+--arch transformer_lipschitz_18l18l
+--arch transformer_dlcl_30l
+--arch transformer_dlcl_40l -- --deep-init ds
+--conf dlcl_30l --seed 3 --beam 9 -- --lr 1e-3 --adam-betas '(0.9, 0.9)'
+-- --stop-time-hours .5
+-- --max-update 0 --max-epoch 10
+-- --max-update 0 --max-epoch 0
+--ngpu 0 --max-tokens 4096 --batch-tokens 4096 -- --max-update 20
+--ngpu 0 --max-tokens 4096 --batch-tokens 4096 -- --max-update 3000
+""".strip().splitlines()
+"""Options of a recipe that change its plan."""
 
 
 def papers():
@@ -98,7 +124,7 @@ def cases():
     by_recipe = {}
     for command in dict.fromkeys([*configurations(), *papers()]):
         by_recipe.setdefault(Path(command.split()[0]).parent.name or "wmt16_ende", []).append(command)
-    by_recipe["claims"] = list(claims())
+    by_recipe.update(claims=list(claims()), variants=[f"./run_wmt16_ende.sh {each}" for each in VARIANTS])
     plans = {f"plan_{name}": partial(lambda group: "\n".join(map(plan, group)), group)
              for name, group in by_recipe.items()}  # fmt: skip
     return {**plans, "help": helps, "flags": partial(output, "flags"), "archs": partial(output, "archs", "--verbose")}
