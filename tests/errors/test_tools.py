@@ -394,6 +394,20 @@ ROWS = [
     *((f"export {name}/model.pt --format {form} {OUT}", f"model.pt has --language-{name} (encoder), which ")
       for name in ("norm", "transform") for form in ("fairseq", "ctranslate2", "huggingface")),
 
+    (f"export {MODEL} --quantization int8 {OUT}", "--quantization requires --format ctranslate2: add that, or omit"),
+    (f"export {MODEL} --verify x {OUT}", "--verify requires --format huggingface or torch: add that, or omit --verify"),
+    (f"export {MODEL} --beam 3 {OUT}", "--beam requires --format torch: add that, or omit --beam"),
+    *(row for form in ("ctranslate2", "huggingface") for row in (
+        (f"export no --format {form} {OUT}", "no does not exist: give the directory of a recipe, a packaged model"),
+        (f"export run --format {form} --output full", "cannot write full: it exists and is not an empty directory"),
+        (f"export run --format {form} --output no/out", "cannot write no/out: the directory "),
+    )),
+    (f"export run --format huggingface --verify no {OUT}", "cannot read no: No such file"),
+    (f"export run --format torch {OUT}", "--output out must end in .pt2"),
+    ("export run --format torch --output a.pt2", "cannot write a.pt2: it exists; give another name", write(a__pt2="")),
+    ("export run --format torch --output no/out.pt2", "the directory no does not exist"),
+    ("export a.pt2 --format torch --output b.pt2", "a.pt2 is an export for other programs: give", write(a__pt2="")),
+
     ("report run", "lenpen is nan, not a number from 0 to 100", result(lenpen=math.nan),
      write(run___train__sh="fairseq-train data-bin\n")),
 

@@ -1,16 +1,12 @@
 """``fairseq-deep export``: a plain model becomes a checkpoint that fairseq reads without this package."""
 
-import argparse
 import re
 
 import pytest
 import torch
 
-from fairseq_deep import cli
-from fairseq_deep.tools.alternatives import OTHERS
 from fairseq_deep.tools.export import _name_stock_parts, plain_weights
 from tests.helpers.commands import PACKAGE, hypotheses, run, train_command
-from tests.helpers.models import tiny_flags
 
 DEPTH = ("--encoder-layers", "2", "--decoder-layers", "3", "--max-update", "6")
 WITHOUT = ["tests.helpers.commands:without_plugin"]  # stock fairseq
@@ -53,35 +49,6 @@ def test_stock_fairseq_generates_the_same_from_the_exported_model(data, tmp_path
     assert hypotheses(generate(data, stock, stock=True)) == expected
 
 
-@pytest.mark.parametrize(
-    "arch, flags, problem",
-    [
-        ("postnorm_6l", {"decoder_deep_init": "rezero"}, "layers of --deep-init rezero (decoder)"),
-        ("postnorm_6l", {"deep_init": "tfixup"}, "layers of --deep-init tfixup (encoder)"),
-        ("dlcl_6l", {}, "--layer-agg dlcl (encoder)"),
-        ("dlcl_6l", {"dlcl_init": "last", "dlcl_fixed": True}, "--layer-agg dlcl (encoder)"),
-        ("dlcl_6l", {"dlcl_no_norm": True}, "--layer-agg dlcl (encoder) with weights that are not exactly residual"),
-        ("ds_matt_12l12l", {}, "--decoder-attn merged"),
-        ("prenorm_6l", {"decoder_layer_agg": "dlcl"}, "--layer-agg dlcl (decoder)"),
-        ("prenorm_6l", {"encoder_layer_agg": "hierarchical"}, "--layer-agg hierarchical (encoder)"),
-        ("sdu_6l", {}, "--residual sdu (encoder)"),
-        ("mix_ln_18l18l", {}, "--residual mix-ln (encoder)"),
-        ("transparent_16l", {}, "--decoder-memory transparent (decoder)"),
-        ("relative_6l", {}, "--relative-positions 16 (encoder)"),
-    ],
-)
-def test_what_fairseq_has_not_is_refused(tmp_path, capsys, build, arch, flags, problem):
-    arch = f"transformer_{arch}"
-    flags = {**tiny_flags(arch), "encoder_layers": 2, "decoder_layers": 2, **flags}
-    state = {"args": argparse.Namespace(arch=arch, **flags), "model": build(arch, **flags).state_dict()}
-    torch.save(state, tmp_path / "model.pt")
-    assert cli.main(["export", str(tmp_path / "model.pt"), "--output", str(tmp_path / "out.pt")]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert problem in error and error.endswith(f"; {OTHERS}\n") and not (tmp_path / "out.pt").exists()
-    assert ("--residual completep has all formats" in error) == ("--layer-agg" in problem)
-
-
 def test_a_model_of_fairseq_and_no_model_are_refused(data, tmp_path):
     command = train_command(data, tmp_path, "--max-update", "1", *DEPTH[:4], arch="transformer")
     run(*command)
@@ -101,14 +68,6 @@ def test_small_factors_are_not_rounded_to_fp16(build):
     weights = plain_weights("model.pt", model, stored, model.args)
     assert torch.allclose(weights["encoder.layers.1.fc2.weight"], 1e-5 * matrix, rtol=1e-6, atol=0)
     assert weights["encoder.layers.1.fc1.weight"] is stored["encoder.layers.1.fc1.weight"]
-
-
-def test_branches_that_still_grow_are_refused(data, tmp_path):
-    run(*train_command(data, tmp_path, *DEPTH, "--prores-period", "3", arch="transformer_prores_18l18l"))
-    done = export(tmp_path / "checkpoint_last.pt", tmp_path / "out.pt")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not (tmp_path / "out.pt").exists()
-    problem = "has branches that still grow (layer 3 of the decoder is at 0.667 of its size): use a checkpoint of"
-    assert problem in done.stderr
 
 
 def test_fairseq_alone_cannot_read_what_was_not_exported(data, tmp_path):

@@ -195,46 +195,6 @@ def test_quantised_weights_are_smaller_and_near(make, export):
     assert sizes["int8"] < sizes["float16"] < sizes["float32"]
 
 
-REFUSED = {
-    "norms of DLCL": ("dlcl_6l", {"dlcl_init": "last"}, "--layer-agg dlcl (encoder), which CTranslate2"),
-    "weights of DLCL": ("dlcl_6l", {"dlcl_no_norm": True},
-                        "--layer-agg dlcl (encoder) with weights that are not exactly residual, which CTranslate2"),
-    "an aggregator": ("iterative_6l", {}, "--layer-agg iterative (encoder), which CTranslate2 does not support"),
-    "merged attention": ("ds_matt_12l12l", {}, "--decoder-attn merged (decoder), which CTranslate2 does not support"),
-    "a residual form": ("sdu_6l", {}, "--residual sdu (encoder), which CTranslate2 does not support"),
-    "QK-norm": ("prenorm_6l", {"qk_norm": True}, "--qk-norm (encoder), which CTranslate2 does not support"),
-    "value residual": (
-        "prenorm_6l", {"value_residual": True}, "--value-residual (encoder), which CTranslate2 does not support"
-    ),
-    "gates": ("prenorm_6l", {"attention_gate": "heads"}, "--attention-gate heads (encoder), which CTranslate2 does"),
-    "Sub-LN": ("prenorm_6l", {"sub_norm": True}, "--sub-norm (encoder), which CTranslate2 does not support"),
-    "two norm placements": ("mix_ln_18l18l", {}, "--residual mix-ln (encoder), which CTranslate2 does not support"),
-    "growing branches": ("prores_18l18l", {}, "has branches that still grow (layer 1 of the encoder is at 0.001 of i"),
-    "both positions": ("relative_6l", {}, "--relative-positions and absolute positions (encoder), which CTranslate2 "
-                       "does not combine: train with --no-token-positional-embeddings"),
-    "an activation": ("prenorm_6l", {"activation_fn": "relu_squared"},
-                      "--activation-fn relu_squared: CTranslate2 supports relu, gelu, gelu_accurate, gelu_fast, tanh"),
-    "adaptive softmax": ("prenorm_6l", {"adaptive_softmax_cutoff": "10,20", "criterion": "adaptive_loss"},
-                         "--adaptive-softmax-cutoff requires fairseq"),
-    "no source": ("prenorm_6l", {"no_cross_attention": True}, "--no-cross-attention, which CTranslate2 does not"),
-    "no layers": ("prenorm_6l", {"encoder_layers": 0}, "no layers (encoder); CTranslate2 requires at least one"),
-    "a narrow output": ("prenorm_6l", {"decoder_output_dim": 8}, "a --decoder-output-dim that differs from the"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("structure", REFUSED)
-def test_what_ctranslate2_has_not_is_refused_without_its_package(structure, make, export, monkeypatch):
-    name, flags, problem = REFUSED[structure]
-    _, folder = make(name, **flags)
-    monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    monkeypatch.delitem(sys.modules, "ctranslate2.specs", raising=False)
-    code, out, err = export(folder / "model.pt", "--output", folder / "out")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"fairseq-deep export: {folder}/model.pt ") and f" {problem}" in err
-    assert err.endswith(f"; {OTHERS}\n") or "; or use" in err or "requires fairseq" in err
-    assert not (folder / "out").exists()
-
-
 def test_the_alternatives_take_what_ctranslate2_refuses(make, command):
     _, folder = make("prenorm_6l", qk_norm=True)
     words = [folder / "model.pt", "--tokenizer", "none", "--output"]
@@ -243,7 +203,7 @@ def test_the_alternatives_take_what_ctranslate2_refuses(make, command):
     assert command("package", *words, folder / "package")[0] == 0
 
 
-def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
+def test_an_export_that_fails_leaves_nothing(make, export, monkeypatch):
     _, folder = make("prenorm_6l")
     here, model, before = str(folder), str(folder / "model.pt"), sorted(folder.iterdir())
 
@@ -253,15 +213,6 @@ def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
         assert err.startswith(f"fairseq-deep export: {message}"), err
 
     new = ["--output", f"{here}/out"]
-    kinds = "the directory of a recipe, a packaged model, or a checkpoint"
-    refuses(f"{here}/no.pt does not exist: give {kinds}", f"{here}/no.pt", *new)
-    refuses(f"{here} has none of averaged.pt, ", here, *new)
-    refuses(f"cannot write {here}: it exists and is not an empty directory; give another name", model, "--output", here)
-    refuses(f"cannot write {here}/no/out: the directory {here}/no does not exist", model, "--output", f"{here}/no/out")
-    refuses(f"{here}/no does not exist: see --data", model, *new, "--data", f"{here}/no")
-    refuses(f"{here}/dict.de.txt: cannot be read", model, *new, "--target-lang", "de")
-    refuses(f"{model} translates src to tgt, not src to src; omit -s and -t", model, *new, "--target-lang", "src")
-    refuses(f"{here}/dict.src.txt is text, not a model: ", f"{here}/dict.src.txt", *new)
     with monkeypatch.context() as patch:
         patch.setattr(ctranslate2.specs.TransformerSpec, "save", failing)
         refuses(f"cannot write {here}/out: No space left on device", model, *new)
@@ -274,9 +225,6 @@ def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
     refuses(f"{here}/dict.tgt.txt:26: 'w7' occurs twice; remove one", model, *new)
     (folder / "dict.tgt.txt").write_text("".join([*words, "w7 1 #fairseq:overwrite\n"]))
     refuses(f"{model} has a dictionary in which w7 occurs twice", model, *new)
-    assert cli.main(["export", model, *new, "--quantization", "int8"]) == 2
-    problem = "--quantization requires --format ctranslate2: add that, or omit --quantization"
-    assert capsys.readouterr().err == f"fairseq-deep export: {problem}\n"
 
 
 @pytest.fixture(scope="module")
