@@ -95,7 +95,7 @@ class Engine:
 
         Args:
             watch: reads the output and shows progress
-            environment: variables in addition to those of this process
+            environment: additional variables of the environment
             explain: returns the reason of a failure from the output; empty if a signal has stopped the command
 
         Raises:

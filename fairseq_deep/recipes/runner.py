@@ -66,7 +66,7 @@ class Runner:
         engine: runs commands
         out: receives messages; None: standard output
         display: returns a new display of a command's progress
-        environment: variables of all commands, in addition to those of this process
+        environment: additional variables of the environment, for all commands
 
     Attributes:
         dry: whether commands are only printed

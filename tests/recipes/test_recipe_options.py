@@ -15,13 +15,13 @@ from fairseq import options as fairseq_options
 from fairseq.models import MODEL_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
+from fairseq_deep.cli import main
 
 from fairseq_deep.core.registry import nearest
 from fairseq_deep.recipes import commands, driver, scripts
 from fairseq_deep.recipes.options import SIMILAR, flag_of
 from fairseq_deep.recipes.plan import Plan
 from fairseq_deep.recipes.recipe import Recipe
-from fairseq_deep.tools.main import main
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import MAIN, checked
 
@@ -99,7 +99,6 @@ REFUSED = [
     ("--node-rank 1", "require several machines: add --nnodes"),
     ("--nnodes 2 --seeds 3", "--seeds and --nnodes exclude each other"),
     ("--cpu-processes 2", "--cpu-processes requires --ngpu 0"),
-    ("--sbatch /no/such/job", "--sbatch /no/such/job: cannot write there"),
     ("--against /tmp --subsets none", "--against requires translations"),
     ("--against /no/such/run", "--against /no/such/run: no such run or file"),
     ("--start-from /no/such/run", "--start-from /no/such/run: /no/such/run/checkpoints/checkpoint_last.pt does not"),
@@ -237,7 +236,7 @@ def test_a_script_runs_in_any_directory_and_names_a_missing_python(tmp_path):
     for name in ("bash", "dirname"):
         (programs / name).symlink_to(shutil.which(name))
     done = subprocess.run(words, env={"PATH": str(programs), "FAIRSEQ_DEEP_ENV": "current"}, **given)
-    assert (done.returncode, done.stderr) == (2, "set-up: there is no python3 in PATH; activate an environment\n")
+    assert (done.returncode, done.stderr) == (1, "set-up: no python in PATH; activate an environment\n")
 
 
 def test_another_run_is_compared_seed_by_seed(tmp_path):

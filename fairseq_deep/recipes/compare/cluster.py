@@ -1,8 +1,8 @@
 """``compare --launcher slurm``: the training runs as elements of a SLURM job array, submitted by submitit.
 
 An element trains, translates and scores one run in its directory, which all nodes share. Before its time limit it
-saves a checkpoint and is requeued. The command waits for all elements; started again, it waits for those that are
-still queued and submits the others.
+saves a checkpoint and is requeued. The command ends after all elements. Started again, it follows elements that are
+still queued, and submits missing runs.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _parameters(args: Any) -> dict[str, Any]:
 
 
 class Cluster:
-    """Submits training runs and waits for them.
+    """Submits training runs and follows them to their end.
 
     Args:
         runs: runs in order; finished ones are skipped

@@ -31,7 +31,7 @@ Work = Callable[[list[Run]], list[str]]
 """Trains runs, and returns the names of failed ones."""
 
 FAILED = 3  # exit status if some training runs failed; 1 is the status of unexpected errors
-SEARCH_FAILED = 4  # exit status if runs of the search for learning rates failed, so that there is no table
+SEARCH_FAILED = 4  # exit status if runs of the search for learning rates failed; there is no table
 
 
 class Failed(UsageError):
@@ -86,7 +86,7 @@ def plan_runs(
     """Return all runs: all systems with the first seed, then all systems with the second, and so on.
 
     Args:
-        tuned: whether the systems have their final learning rates, so that existing runs must agree with them
+        tuned: whether the systems have their final learning rates; existing runs must then agree with them
     """
     runs = []
     for seed in args.seed_list:

@@ -1,4 +1,4 @@
-"""The options of a comparison: those of a recipe, which all systems share, and lists."""
+"""The options of a comparison: options of a recipe, which all systems share, and lists."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Compare(Recipe):
 
     @classmethod
     def declared(cls) -> dict[str, Any]:
-        """Return the fields by name: first those of a comparison."""
+        """Return the fields by name: first the options of a comparison."""
         found = {name: each for name, each in super().declared().items() if name not in NOT_SHARED}
         shared = Recipe.declared()
         return dict(sorted(found.items(), key=lambda item: item[0] in shared and item[1] is shared[item[0]]))
