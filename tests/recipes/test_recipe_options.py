@@ -17,6 +17,7 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 from fairseq_deep.cli import main
 
+from fairseq_deep.cli import main
 from fairseq_deep.core.registry import nearest
 from fairseq_deep.recipes import commands, driver, scripts
 from fairseq_deep.recipes.options import SIMILAR, flag_of
