@@ -128,10 +128,8 @@ def _warnings(plan: Plan) -> Iterator[str]:
     options, parameters = plan.options, _parameters(plan)
     if options.smoke or not options.stage <= 4 <= options.stop_stage:
         return
-    updates, warmup = plan.train_value("--max-update", "0"), plan.train_value("--warmup-updates", "0")
-    if warmup.isdecimal() and 0 < int(updates) <= int(warmup):
-        yield (f"warning  training ends within its warm-up (--max-update {updates}, --warmup-updates {warmup}): add a "
-               "shorter --warmup-updates after --")  # fmt: skip
+    if ends_in_warmup(plan):
+        yield f"warning  {ends_in_warmup(plan)}: add a shorter --warmup-updates after --"
     hours = int(6 * parameters * _training_tokens(plan) / FLOPS / count_cores() / 3600)  # 6 per parameter and token
     if not options.ngpu and hours >= 48 and not _hours(plan):
         yield (f"warning  training takes more than {hours:,} hours on this CPU: use a GPU, or for your own text "
@@ -140,6 +138,14 @@ def _warnings(plan: Plan) -> Iterator[str]:
     if pairs < 100_000 and parameters >= 50_000_000:
         yield (f"warning  {pairs:,} training pairs are few for a model of this size: examples/own_text/run.sh has "
                "smaller ones")  # fmt: skip
+
+
+def ends_in_warmup(plan: Plan) -> str:
+    """Return a note if training has no more updates than its warm-up; otherwise ""."""
+    updates, warmup = plan.train_value("--max-update", "0"), plan.train_value("--warmup-updates", "0")
+    if not warmup.isdecimal() or not 0 < int(updates) <= int(warmup):
+        return ""
+    return f"training ends within its warm-up (--max-update {updates}, --warmup-updates {warmup})"
 
 
 def _parameters(plan: Plan) -> int:

@@ -311,6 +311,8 @@ WARMUPS = {  # settings: warm-up of the runs, and of the search
     "shorter search": ({"updates": "40", "tune_updates": "20", **SEARCH}, {"10"}, "10, 5 in the search, not 500"),
     "given, shorter search": ({"updates": "40", "tune_updates": "20", "flags": ["--warmup-updates", "6"], **SEARCH},
                               {"6"}, "6, 3 in the search, not 6"),
+    "a system's own is too long": ({"updates": "9"}, {"2"}, "warning: b: training ends within its warm-up (--"
+                                   "max-update 9, --warmup-updates 9)\n"),
 }  # fmt: skip
 
 
@@ -323,6 +325,7 @@ def test_a_shorter_training_has_a_shorter_warm_up(modules, monkeypatch, capsys, 
     found = [re.findall(r"--warmup-updates (\d+)", line)[-1] for line in printed.out.splitlines() if "fairseq-" in line]
     assert status == 0 and found == [*lengths, "9"], printed
     assert said in printed.out if said else "warm-up" not in printed.out
+    assert printed.out.count("warning: ") == said.count("warning: ")
 
 
 def test_the_search_scales_a_systems_own_schedule():

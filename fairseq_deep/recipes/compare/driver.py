@@ -15,6 +15,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import driver as recipes
 from fairseq_deep.recipes.changes import PLANNED
 from fairseq_deep.recipes.engine import Engine, Stopped
+from fairseq_deep.recipes.estimate import ends_in_warmup
 from fairseq_deep.recipes.plan import Plan
 from fairseq_deep.recipes.record import read_json, write_json
 from fairseq_deep.recipes.runner import Runner, StageFailed
@@ -183,6 +184,10 @@ def show_plan(args: Compare, systems: list[System], runs: list[Run]) -> None:
         searched = f", {lengths[1]} in the search" * (args.tune != "none")
         print(f"warm-up in proportion to the updates: {lengths[0]}{searched}, not {args.warmup}; -- --warmup-updates N "
               "changes it", flush=True)  # fmt: skip
+    for run in runs[: len(systems)]:
+        note = ends_in_warmup(run.plan)
+        if note:
+            print(f"warning: {run.system.label}: {note}", flush=True)
 
 
 def show_commands(args: Compare, systems: list[System], runs: list[Run]) -> None:
