@@ -22,6 +22,9 @@ FREE = """
 PLANNED = ("inverse_sqrt_cooldown", "cosine")
 """Learning-rate schedules that depend on ``--max-update``: a longer training has other rates from the start."""
 
+STARTED = ("inverse_sqrt", "inverse_sqrt_cooldown", "cosine", "step", "reduce_lr_on_plateau")
+"""Schedules with ``--warmup-init-lr``, the learning rate at the start of the warm-up."""
+
 LENGTHS = ("--warmup-updates", "--cooldown-updates", "--total-num-update")
 """Lengths of a schedule, which a shorter search scales."""
 
@@ -30,6 +33,14 @@ def shorten(words):
     """Return flags that fit the schedule of a command with *words* into a few updates."""
     cooldown = flags_of(words).get("--lr-scheduler") == "inverse_sqrt_cooldown"
     return ["--warmup-updates", "4", "--cooldown-updates", "4"] if cooldown else []
+
+
+def fit_schedule(words, more):
+    """Return *words* without ``--warmup-init-lr`` if the schedule, which the words in *more* can change, lacks it."""
+    if flags_of([*words, *more]).get("--lr-scheduler", "inverse_sqrt") in STARTED or "--warmup-init-lr" not in words:
+        return words
+    place = words.index("--warmup-init-lr")
+    return [*words[:place], *words[place + 2 :]]
 
 
 def scaled(words, share, names=LENGTHS):

@@ -43,7 +43,8 @@ class Plan:
             options.conf = "demo"
         load_conf(options, os.path.join(EXAMPLES, "common", "common.args"))
         load_conf(options, options.conf)
-        self.conf_flags = [word for flag, value in options.conf_flags.items() for word in (flag, value) if word]
+        words = [word for flag, value in options.conf_flags.items() for word in (flag, value) if word]
+        self.conf_flags = changes.fit_schedule(words, options.extra)
         check_extra_flags(options)
 
     def resolve(self, resumes: bool = True) -> Plan:

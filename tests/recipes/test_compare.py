@@ -22,6 +22,7 @@ from sacrebleu.significance import PairedTest
 from fairseq_deep.recipes import changes, driver, engine, watch
 from fairseq_deep.recipes.compare.systems import System
 from fairseq_deep.recipes.record import result_line, write_json
+from fairseq_deep.tools.command_lines import flags_of
 from fairseq_deep.tools.results import by_system, read
 from tests.helpers import recipes
 from tests.helpers.forkserver import server
@@ -326,6 +327,18 @@ def test_a_shorter_training_has_a_shorter_warm_up(modules, monkeypatch, capsys, 
     assert status == 0 and found == [*lengths, "9"], printed
     assert said in printed.out if said else "warm-up" not in printed.out
     assert printed.out.count("warning: ") == said.count("warning: ")
+
+
+@pytest.mark.parametrize("shared, own", [((), ("polynomial_decay",)), (("fixed",), ()), (("cosine",), ("fixed",))])
+def test_schedules_without_a_first_rate_have_none(modules, monkeypatch, capsys, corpus, tmp_path, shared, own):
+    """The conf files set it for the usual schedule; fairseq's parser would not know the flag."""
+    shared, own = ([word for name in names for word in ("--lr-scheduler", name)] for names in (shared, own))
+    systems = ("a=lstm_6l", " ".join(["b=dlcl_6l", *own]))
+    status, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, *systems, flags=shared)
+    commands = [flags_of(line.split()) for line in printed.out.splitlines() if "fairseq-train" in line]
+    assert status == 0 and len(commands) == 2, printed.err
+    for flags in commands:
+        assert ("--warmup-init-lr" in flags) == (flags["--lr-scheduler"] in ("inverse_sqrt", "cosine"))
 
 
 def test_the_search_scales_a_systems_own_schedule():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from fairseq_deep.core.registry import nearest
 from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.changes import fit_schedule
 from fairseq_deep.recipes.record import read_json, write_json
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
@@ -142,7 +143,7 @@ def _check_one(system, base, width):
     for sides in (("encoder", "decoder"), ("encoder",), ("decoder",), ()) if width else ((),):
         sizes = [word for side in sides for word in (f"--{side}-ffn-embed-dim", str(4 * width))]
         try:
-            with_own = parse_flags([*base, *sizes, *system.flags])
+            with_own = parse_flags([*fit_schedule(base, system.flags), *sizes, *system.flags])
             _build(system, with_own)
         except (UsageError, SystemExit) as error:
             problem = error
