@@ -24,6 +24,9 @@ pytestmark = pytest.mark.skipif(not AVAILABLE, reason="this torch has no modes t
 # where the host waits in a step of decoding; in a forward pass it never does
 DECODING_WAITS = {"beam_reorder._ask", "beam_reorder.hypotheses_per_sentence"}
 
+# all methods; every third of the options by default, all at night
+CASES = [*METHODS, *(pytest.param(case, marks=[] if number % 3 == 0 else [pytest.mark.nightly])
+                     for number, case in enumerate(OPTIONS))]  # fmt: skip
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "autocast": torch.float16}
 DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 
@@ -93,7 +96,7 @@ def test_the_imitated_device_refuses_what_a_gpu_refuses_and_notes_what_the_host_
         assert sum(device.waits.values()) == 1
 
 
-@pytest.mark.parametrize("case", [*METHODS, *OPTIONS])
+@pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_a_method_on_the_device(case, build, dictionary):
     """In all precisions; the options of a method in fp16 and with autocast."""
@@ -163,10 +166,10 @@ def test_beam_search_finds_on_the_device_what_it_finds_on_the_cpu(flags, kind, b
         assert [score for _, score in got] == pytest.approx([score for _, score in want], abs=1e-4)
 
 
-@pytest.mark.parametrize("case", [*METHODS, *OPTIONS])
+@pytest.mark.parametrize("case", METHODS)
 @torch.no_grad()
 def test_a_record_of_depth_is_one_transfer(case, build):
-    name, flags = {**METHODS, **OPTIONS}[case]
+    name, flags = METHODS[case]
     model, device = build(name, **flags), AbsentCuda()
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -179,7 +182,7 @@ def test_a_record_of_depth_is_one_transfer(case, build):
     assert device.waits == {"record.depth_record: copy": 1}
 
 
-@pytest.mark.parametrize("case", [*METHODS, *OPTIONS])
+@pytest.mark.parametrize("case", CASES)
 def test_backward_asks_for_no_values(case, build, dictionary):
     name, flags = {**METHODS, **OPTIONS}[case]
     model = build(name, **DROPOUTS, **flags).train().half().to("meta")

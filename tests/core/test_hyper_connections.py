@@ -84,7 +84,7 @@ def test_the_gain_is_that_of_the_product_of_all_matrices():
 @pytest.mark.parametrize("kind", ["dynamic", "manifold"])
 def test_compiled_weights_are_few_functions_for_all_sublayers(kind):
     torch._dynamo.reset()
-    aggregator = shake(make(kind, 2, layers=5)).train()
+    aggregator = shake(make(kind, 2, layers=3)).train()
     sublayers = [torch.nn.Linear(C, C) for _ in range(aggregator.num_layers)]
     y_0, before = torch.randn(T, B, C), graphs()
     expected = torch.stack(read_path(aggregator, y_0, sublayers))

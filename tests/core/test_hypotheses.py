@@ -59,7 +59,7 @@ def candidates(generator, beam, going):
 
 @pytest.mark.parametrize("penalty", [None, 0.0, 0.6])
 @pytest.mark.parametrize("beam, longest", [(1, 4), (3, 6), (4, 2)])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(8, 40))])
 def test_hypotheses_are_those_of_each_sentence_alone(seed, beam, longest, penalty):
     """With one limit for all sentences and, in every second draw, with a limit for each."""
     generator = torch.Generator().manual_seed(seed)
@@ -93,7 +93,7 @@ def test_hypotheses_are_those_of_each_sentence_alone(seed, beam, longest, penalt
 def test_every_rule_is_met_by_a_draw():
     """Otherwise the test above proves less than it says."""
     met = set()
-    for seed, (beam, longest) in [(seed, sizes) for seed in range(20) for sizes in ((3, 6), (4, 2))]:
+    for seed, (beam, longest) in [(seed, sizes) for seed in range(8) for sizes in ((3, 6), (4, 2))]:
         generator = torch.Generator().manual_seed(seed)
         one = Naive(beam, longest, None)
         for step in range(longest + 1):

@@ -1,0 +1,123 @@
+"""All aggregators: no state on modules, memory that grows with the number of layers, precision."""
+
+import pytest
+import torch
+
+from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
+from fairseq_deep.core.stack import Stack
+from tests.helpers.aggregators import make, run
+from tests.helpers.models import TINY
+from tests.helpers.tensors import saved_bytes, shake, tensors_on_modules
+
+T, B, C = 3, 2, 12
+PLAIN = [name for name in AGGREGATORS.names() if name not in ("lstm", "rnn", "msc")]
+
+
+@pytest.mark.parametrize("name", AGGREGATORS.names())
+def test_the_state_is_not_kept_on_the_module(name):
+    aggregator = make(name, 3, C)
+    before = {key: set(vars(module)) for key, module in aggregator.named_modules()}
+    state = aggregator.start(torch.randn(T, B, C))
+    for index in range(aggregator.num_layers):
+        given = list(state)
+        written = aggregator.write(state, index, aggregator.read(state, index) + 1)
+        assert len(state) == len(given) and all(a is b for a, b in zip(state, given)), "the old state stays as it was"
+        state = written
+    aggregator.finish(state)
+    assert {key: set(vars(module)) for key, module in aggregator.named_modules()} == before
+    assert not tensors_on_modules(aggregator)
+
+
+LIMITS = {"dlcl": (2.3, 0.2), "mudd": (1.6, 0.5), "residual-dual": (1.1, 0.01), "attention-residual": (1.4, 0.31)}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_memory_grows_with_the_number_of_layers_not_its_square(name):
+    """In entries per module; sums over stacked entries would keep as many tensors as there are entries below."""
+    width, (limit, rise) = 128, LIMITS[name]
+
+    def total(layers):
+        aggregator, y_0 = make(name, layers, width), torch.randn(64, B, width, requires_grad=True)
+        calls = [lambda x: x * 2.0] * aggregator.num_layers
+        return saved_bytes(lambda: run(aggregator, y_0, calls), aggregator.parameters()) / (64 * B * width * 4)
+
+    def growth(layers):
+        return (total(2 * layers) - total(layers)) / make(name, layers, width).num_layers
+
+    assert growth(4) < limit and abs(growth(8) - growth(4)) < rise
+
+
+FORMS = [*((name, {}) for name in PLAIN), ("routing", {"kind": "dynamic"}),
+         *(("mlrf", {"kind": kind}) for kind in ("mean", "ffn", "multi-hop"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", TINY)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name, options", FORMS, ids=str)
+def test_half_precision_is_near_and_has_finite_gradients(name, options, dtype, norm):
+    aggregator = make(name, 3, 64, norm, **options)
+    outputs = [torch.randn(9, 1, 64).to(dtype) for _ in range(aggregator.num_layers + 1)]
+    expected = run(aggregator, outputs[0].float(), [lambda _, y=y: y.float() for y in outputs[1:]])
+    leaves = [output.requires_grad_() for output in outputs]
+    aggregator.to(dtype)
+    actual = run(aggregator, leaves[0], [lambda _, y=y: y for y in leaves[1:]])
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.float(), expected, rtol=0.02, atol=0.06)
+    actual.float().square().sum().backward()
+    assert all(tensor.grad is None or tensor.grad.isfinite().all() for tensor in [*leaves, *aggregator.parameters()])
+
+
+@pytest.mark.parametrize("norm", TINY)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name, options", FORMS, ids=str)
+def test_autocast_gives_back_the_type_of_the_layers(name, options, dtype, norm):
+    """Layers that return another type than the weights have, and the norms want."""
+    aggregator, outputs = make(name, 3, 64, norm, **options), torch.randn(12, 5, 2, 64)
+    layers = [lambda _, y=y: y.to(dtype) for y in outputs[1 : aggregator.num_layers + 1]]
+    expected = run(aggregator, outputs[0], [lambda _, y=y: y for y in outputs[1 : aggregator.num_layers + 1]])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = run(aggregator, outputs[0].to(dtype), layers)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.1)
+    if list(aggregator.parameters()):
+        actual.float().square().sum().backward()
+
+
+FP32 = {  # options, and parameters that half precision leaves in fp32: a gradient is a sum over all words and features
+    "dlcl": ({"normalize": True}, ["weight"]),
+    "gtrans": ({"group_layers": 1}, ["fusion.weight"]),
+    "mlrf": ({}, ["fusion.weight"]),
+    "mudd": ({}, [f"{part}.{row}.{kind}" for part, kind in (("hidden", "weight"), ("out", "weight"), ("out", "bias"))
+                  for row in range(3)]),
+    "ode": ({"method": "rk2-learned", "history": "dlcl"}, ["inner.weight", "gate.weight", "gate.bias"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FP32)
+def test_weights_of_sums_stay_exact_in_half_precision_and_their_gradients_do_not_overflow(name, dtype):
+    options, names = FP32[name]
+    aggregator = shake(make(name, 3, 100, **options))
+    exact = {key: value.clone() for key, value in aggregator.state_dict().items() if key in names}
+    aggregator.to(dtype)
+    outputs = torch.randn(aggregator.num_layers * aggregator.num_evaluations + 1, 20, 20, 100).to(dtype)
+    drawn = iter(outputs[1:])
+    output = run(aggregator, outputs[0], [lambda _: next(drawn)] * aggregator.num_layers)
+    (100 * output.float().square()).sum().backward()
+    gradients = [aggregator.get_parameter(key).grad for key in exact]
+    assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
+    assert max(gradient.abs().max() for gradient in gradients if gradient is not None) > 65504
+    for _ in range(2):
+        for key, parameter in aggregator.named_parameters():
+            kept = torch.float32 if key in names else dtype
+            assert parameter.dtype == kept and (parameter.grad is None or parameter.grad.dtype == kept), key
+            assert key not in names or torch.equal(parameter, exact[key]), key
+        aggregator.double().to(dtype)
+
+
+def test_the_contract_gives_the_last_evaluation():
+    """A method that evaluates a layer several times need not define `combine` or `next_input`."""
+    aggregator, x = Aggregator(Stack(2, C)), torch.zeros(T, B, C)
+    outputs = [x + 1, x + 2, x + 3]
+    assert aggregator.start(x)[0] is x and aggregator.next_input(x, outputs) is x
+    assert aggregator.combine(x, outputs) is outputs[2]
