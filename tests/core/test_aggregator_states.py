@@ -5,7 +5,7 @@ import torch
 
 from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
 from fairseq_deep.core.stack import Stack
-from tests.helpers.aggregators import make, run
+from tests.helpers.aggregators import make, read_path, run
 from tests.helpers.models import TINY
 from tests.helpers.tensors import saved_bytes, shake, tensors_on_modules
 
@@ -81,6 +81,16 @@ def test_autocast_gives_back_the_type_of_the_layers(name, options, dtype, norm):
     torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.1)
     if list(aggregator.parameters()):
         actual.float().square().sum().backward()
+
+
+@pytest.mark.parametrize("name", sorted({*PLAIN} - {"hierarchical", "iterative", "linear", "routing"}))
+def test_autocast_does_not_lower_sums_and_logits(name):
+    """Of all methods without matrices of their own."""
+    aggregator, outputs = shake(make(name, 3, C)), torch.randn(20, T, B, C)
+    layers = [lambda _, y=y: y for y in outputs[1 : aggregator.num_layers + 1]]
+    expected = torch.stack(read_path(aggregator, outputs[0], layers))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(torch.stack(read_path(aggregator, outputs[0], layers)), expected)
 
 
 FP32 = {  # options, and parameters that half precision leaves in fp32: a gradient is a sum over all words and features

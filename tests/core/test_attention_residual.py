@@ -46,12 +46,3 @@ def test_half_precision_has_logits_and_sums_in_fp32(dtype, learns):
         found.append(state[0])
     assert found[0].dtype == dtype
     torch.testing.assert_close(found[0], found[1].to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
-
-
-def test_autocast_does_not_lower_the_logits():
-    aggregator, x = randomise(make(NAME, L, C)), torch.randn(T, B, C)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        lowered = nn.functional.linear(x, aggregator.query)
-        logits = aggregator.start(x)[2]
-    assert lowered.dtype == torch.bfloat16 and logits.dtype == torch.float32
-    assert torch.equal(logits, aggregator.start(x)[2])

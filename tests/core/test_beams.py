@@ -212,19 +212,6 @@ def test_a_hypothesis_sees_its_ancestors_and_no_padding(torn, twice):
             ancestors = [list(ancestors[row]) for row in order]
 
 
-@torch.no_grad()
-def test_a_new_order_copies_no_keys_unless_a_sentence_has_ended():
-    state, both = {}, nn.ModuleList([SharedBeamState(), TargetCache()])
-    places = []
-    for order in ([1, 0, 3, 3], [0, 0, 2, 3], [2, 3], [1, 0]):
-        count = 4 if len(places) < 3 else 2
-        both[0](state, 2, torch.zeros(1, count, C), torch.ones(count, 1, dtype=torch.bool))
-        cache = both[1](state, torch.randn(2, count // 2, H, 2, C // H))
-        places.append(cache.data_ptr())
-        reorder_all(both, state, torch.tensor(order))
-    assert places[0] == places[1] == places[2] != places[3]
-
-
 def test_one_hypothesis_a_sentence_or_too_many_have_keys_of_their_own():
     for sentences, count in ((3, 3), (2, 3), (2, 5), (0, 0), (4, 2), (2, 66)):
         beam_state, state = SharedBeamState(), {}
@@ -262,6 +249,8 @@ def test_caches_move_the_sentences_that_take_places_of_others():
     own, key, value = parts[1](state, torch.randn(2, 3, H, 2, 4)), by_column(torch.randn(3, H, 5, 4)), torch.randn(3, 5)
     parts[2].keep(state, key, value, None)
     wanted = [own[:, [0, 2]], key[[0, 2]], value[[0, 2]]]  # copies
+    reorder_all(parts, state, torch.tensor([1, 0, 3, 3, 4, 5]))
+    assert state[parts[1]._state]["cache"].data_ptr() == own.data_ptr(), "an order within sentences copies nothing"
     reorder_all(parts, state, torch.tensor([1, 0, 4, 5]))
     held = [state[parts[1]._state]["cache"], *parts[2](state)[:2]]
     for got, want, before in zip(held, wanted, (own, key, value)):

@@ -63,14 +63,6 @@ def test_half_precision_adds_up_in_fp32(kind, dtype):
     assert state[1].isfinite().all() and state[1].max() > 1e5
 
 
-def test_autocast_does_not_lower_the_streams():
-    aggregator, y_0 = shake(make("dynamic", 2)), torch.randn(T, B, C)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        lowered = aggregator.start(y_0)
-    for entry, exact in zip(lowered, aggregator.start(y_0)):
-        assert torch.equal(entry, exact)
-
-
 def test_the_gain_is_that_of_the_product_of_all_matrices():
     aggregator = make("static", 2)
     assert aggregator.record()["gain"] == 1

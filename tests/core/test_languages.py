@@ -11,11 +11,9 @@ from fairseq_deep.core.language_tags import tag_indices
 from fairseq_deep.core.languages import LanguageIndex, LanguageTransform
 from fairseq_deep.core.norms import LanguageNorm
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.core.search import BeamSearch, SearchOptions
 from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.runtime.dictionary import Dictionary as RuntimeDictionary
 from fairseq_deep.runtime.model import untrained
-from tests.helpers.generation import prepare, strengthen
 from tests.helpers.invariances import INVARIANCES
 from tests.helpers.models import POSTNORM, PRENORM, make_batch, make_tagged_dictionary, size_of, tiny_flags
 from tests.helpers.tensors import DOUBLE, assert_same_gradients, saved_bytes, shake
@@ -133,28 +131,6 @@ def test_a_decoder_asks_for_the_languages(tagged):
 def test_whole_models_keep_what_must_hold(name, check, tagged):
     """As in ``test_methods.py``, with sources that begin with tags of several languages, or with none."""
     INVARIANCES[check](lambda **flags: shake(make(name, tagged, **flags), 0.15), tagged)
-
-
-def tagged_sample(tagged):
-    source, lengths, _ = tagged_batch(tagged)
-    source[:, -1] = tagged.eos()
-    return {"id": torch.arange(B), "net_input": {"src_tokens": source, "src_lengths": lengths}}
-
-
-@pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("name", ["LaLN", "paper"])
-def test_sentences_that_end_early_leave_the_others_their_languages(name, beam, tagged):
-    torch.manual_seed(2)
-    model, source = make(name, tagged).eval(), tagged_sample(tagged)["net_input"]["src_tokens"]
-    strengthen(model)
-    prepare(model)
-    search = BeamSearch([model], SearchOptions(beam=beam, max_len_a=2, max_len_b=1, limit_each=True))
-    together = search(source)
-    for row, found in zip(source, together):
-        [alone] = search(row[row != tagged.pad()][None])
-        assert [each["tokens"].tolist() for each in found] == [each["tokens"].tolist() for each in alone]
-        torch.testing.assert_close([each["score"] for each in found], [each["score"] for each in alone])
-    assert len({len(found[0]["tokens"]) for found in together}) > 1, "sentences end at several steps"
 
 
 def test_recomputation_keeps_no_copies_of_the_matrices(tagged):

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from fairseq_deep.core.attention import ENCODER_ATTENTIONS, SharedBeamState, luna_causal
+from fairseq_deep.core.attention import SharedBeamState, luna_causal
 from fairseq_deep.core.attention.luna import LunaAttention, PackedSequence, hidden_rows
 from fairseq_deep.core.attention.luna_causal import LunaCausalAttention, causal_means
-from fairseq_deep.core.layers import LunaEncoderLayer
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.core.stack import MethodConfig, Stack
+from fairseq_deep.core.stack import Stack
 from tests.helpers.decoder_attention import LUNA, assert_same_gradients, make_model
 from tests.helpers.equations import affine, projections, start
 from tests.helpers.inits import check_sample
@@ -210,10 +209,3 @@ def test_what_it_cannot_give_is_refused(build, batch):
         model.decoder(batch[2], model.encoder(*batch[:2]), full_context_alignment=True)
     with pytest.raises(UsageError, match="--decoder-attn luna has no weights of source words: omit --print-alignment"):
         model.make_generation_fast_(need_attn=True)
-
-
-def test_layers_can_be_built_from_a_description():
-    """Without flags."""
-    own = MethodConfig("luna", ENCODER_ATTENTIONS.get("luna"), {"length": L})
-    layer = LunaEncoderLayer(Stack(1, C, False, heads=H, ffn_dim=4, attention=own))
-    assert layer(torch.randn(L + T, B, C), torch.zeros(B, L + T, dtype=torch.bool)).shape == (L + T, B, C)

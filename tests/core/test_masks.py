@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from fairseq_deep.core import decoder, encoder
-from fairseq_deep.core.attention import MultiheadAttention, masks, multihead
+from fairseq_deep.core.attention import MultiheadAttention, masks
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.methods import structure
 from tests.helpers.models import make_batch, task_of, tiny_flags
-from tests.helpers.tensors import DOUBLE, Kernels, randomise
+from tests.helpers.tensors import DOUBLE, randomise
 
 T, B, C, H = 6, 3, 10, 2
 ATTENTIONS = ("self", "average", "merged", "merged-self", "merged-average", "ssru")
@@ -72,34 +72,6 @@ def test_a_model_that_never_asks_computes_the_same(name, flags, full_context, re
         for model.decoder.pads_right in (False,) if kind == "left" else (True, False):
             for got, want in zip(results(model, batch, full_context), expected[kind], strict=True):
                 torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("flags", [{}, {"relative_positions": 2}, {"decoder_attn": "merged-self"}], ids=str)
-@pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
-@pytest.mark.parametrize("pads_right", [True, False])
-def test_masks_are_made_once(build, batch, never_asks, monkeypatch, flags, autocast, pads_right):
-    """Whatever the depth: the same operations that only masks need, and masks of the type that attention takes."""
-    monkeypatch.setattr(multihead, "trains_plainly", lambda q, keys: False)  # as on a GPU; plain products make a mask
-    counts, types_of_masks = [], set()
-
-    def note(module, inputs, options):
-        given = [options.get(name) for name in ("key_padding_mask", "attn_mask")]
-        types_of_masks.update(mask.dtype for mask in given if mask is not None)
-
-    for depth in (2, 4):
-        model = build("transformer_prenorm_6l", **flags, encoder_layers=depth, decoder_layers=depth).train()
-        model.decoder.pads_right = pads_right
-        for module in model.modules():
-            if isinstance(module, MultiheadAttention):
-                module.register_forward_pre_hook(note, with_kwargs=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), Kernels() as kernels:
-            model(*batch)
-        made = ("zeros", "masked_fill", "masked_fill_", "triu")
-        counts.append({name: kernels.names.count(name) for name in made})
-    assert counts[0] == counts[1]
-    assert counts[0]["masked_fill_"] == (2 if pads_right else 3)
-    assert counts[0]["triu"] == (0 if pads_right and "relative_positions" not in flags else 1)
-    assert types_of_masks == {torch.bfloat16 if autocast else torch.float32}
 
 
 @pytest.mark.parametrize("decoder_attn", ATTENTIONS)

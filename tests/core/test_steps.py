@@ -143,8 +143,8 @@ def by_torch(run):
 
 
 @with_kernels
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name, threads", [(name, threads) for name, row in MODELS.items() for threads in (1, 2)
+                                           if row[3] or threads == 1])  # fmt: skip
 def test_kernels_compute_the_steps_of_torch(name, threads, prepared, monkeypatch):
     """Several hypotheses per sentence, new orders, a sentence that ends; also of a copy of the model."""
     _, _, kernels, calls = MODELS[name]
@@ -278,7 +278,8 @@ def test_without_a_compiler_steps_are_run_as_they_are(prepared, counters, caplog
     assert caplog.text.count("decoding steps are not compiled: ") == 1 and "no g++ here" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["pre", "LSTM", "average attention"])
+@pytest.mark.parametrize("name", ["pre", pytest.param("LSTM", marks=pytest.mark.nightly),
+                                  pytest.param("average attention", marks=pytest.mark.nightly)])  # fmt: skip
 def test_a_whole_search_finds_the_same_with_kernels_and_compiled_steps(name, prepared, dictionary, counters):
     """Sentences end at several steps."""
     model, source = prepared(name, strong=True), make_batch(dictionary, lengths=(7, 3, 5))[0]
@@ -286,7 +287,7 @@ def test_a_whole_search_finds_the_same_with_kernels_and_compiled_steps(name, pre
     search = BeamSearch([model], SearchOptions(beam=BEAM, max_len_a=1, max_len_b=3, limit_each=True))
     expected, found = by_torch(lambda: search(source)), [search(source)]
     assert len({len(sentence[0]["tokens"]) for sentence in expected}) > 1
-    model.decoder.compile_steps(dynamic=True, **WITHOUT_COMPILER)
+    model.decoder.compile_steps(**WITHOUT_COMPILER)  # a graph for each number of sentences
     found.append(search(source))
     for sentences in found:
         for got, want in zip(sentences, expected):
