@@ -44,7 +44,7 @@ def test_batches_that_stopped_on_their_way_do_not_count(make, batch):
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_first_batch_is_profiled_and_trained_on(recompute, make, batch):
-    """Its output and its gradients are those of the profiled omega."""
+    """Output and gradients are computed with the profiled omega."""
     model, results = make(checkpoint_activations=recompute).train(), []
     for _ in range(2):
         output = model(*batch)[0]

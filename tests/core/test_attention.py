@@ -48,7 +48,7 @@ def naive(module, query, memory=None, padding=None, causal=False, relative=None,
 )
 @pytest.mark.parametrize("products", ["plain", "fused", "weights"])
 def test_self_attention_equals_the_equations(bias, padding, causal, clip, values, products):
-    """With masks as they are, and with what stands for them in all layers of a model: a bias, and a flag.
+    """With boolean masks, and with the bias and the flag that replace them in the layers of a model.
 
     Training has plain products on a CPU, evaluation has fused ones.
     """

@@ -1,6 +1,6 @@
 """The running mean and average attention: half precision, memory, dropout, initial values.
 
-Their equations and gradients are in ``test_merged.py``, with all that decoders with another attention have in common.
+Their equations and gradients are in ``test_whole_models.py``, and common properties in ``test_decoder_attentions.py``.
 """
 
 import pytest

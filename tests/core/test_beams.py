@@ -50,7 +50,7 @@ def test_an_order_keeps_sentences_or_splits_them(beam, length):
 
 @pytest.mark.parametrize("order", [[1, 0, 2, 2, 5, 4], [2, 3], [3, 2, 0, 0, 5, 4], [0, 2, 4]], ids=str)
 def test_an_order_is_looked_at_once(order):
-    """What encoders and decoders are told comes from one answer, unless the tensor has changed."""
+    """Encoders and decoders share one answer, unless the tensor has changed."""
     order = torch.tensor(order)
     with Kernels() as kernels:
         first = read_order(order, 3, 2)
@@ -72,7 +72,7 @@ def keys_and_values(length, batch):
 
 @pytest.mark.parametrize("grad", [False, True, "now and then"], ids=str)
 def test_a_cache_is_what_was_appended_and_selected(grad):
-    """Over many steps and orders, some of which make it smaller or larger, against torch.cat alone."""
+    """Over many steps and orders, some of which make it smaller or larger, against torch.cat."""
     expected, cache, buffer = keys_and_values(0, 6), None, None
     for step in range(100):
         records = grad is True or bool(grad) and step % 5 == 0
@@ -126,10 +126,10 @@ def test_joined_matrices_are_no_copies():
 
 # orders of hypotheses, two for each of three sentences, and so on
 IN_GROUPS = [[1, 0, 2, 2, 5, 4], [0, 1, 2, 3, 4, 5], [3, 3, 4, 5], [2, 3, 1, 0], [1, 1], [1, 0]]
-TORN = [[1, 0, 2, 2, 5, 4], [0, 2, 4, 5, 1, 3], [5, 4, 3, 2, 1, 0], [0, 0, 3], [2, 1, 0]]
+SPLIT = [[1, 0, 2, 2, 5, 4], [0, 2, 4, 5, 1, 3], [5, 4, 3, 2, 1, 0], [0, 0, 3], [2, 1, 0]]
 ONE_EACH = [[0, 2, 4], [2, 1, 0], [1, 0], [1, 1]]
 PAIRED = [[0, 2], [1, 0], [1, 1], [0, 0]]  # of two sentences: what is left is one of each, in order
-EVERY = {"groups": (3, IN_GROUPS), "torn": (3, TORN), "one each": (3, ONE_EACH), "paired": (2, PAIRED)}
+EVERY = {"groups": (3, IN_GROUPS), "split": (3, SPLIT), "one each": (3, ONE_EACH), "paired": (2, PAIRED)}
 
 
 @pytest.mark.parametrize(
@@ -184,22 +184,22 @@ def test_attention_in_steps_equals_attention_from_scratch(kind, orders, joined, 
 SCRAMBLED = [[1, 1, 0, 3, 5, 4, 8, 8, 8], [0, 1, 2, 5, 3, 3, 6, 7, 8], [2, 0, 0, 7, 7, 6], [3, 4, 5], [2, 2, 1]]
 
 
-@pytest.mark.parametrize("torn", [False, True], ids=["", "torn"])
+@pytest.mark.parametrize("split", [False, True], ids=["", "split"])
 @pytest.mark.parametrize("twice", [False, True], ids=["", "twice"])
-def test_a_hypothesis_sees_its_ancestors_and_no_padding(torn, twice):
+def test_a_hypothesis_sees_its_ancestors_and_no_padding(split, twice):
     """Three sentences with three hypotheses each; each key is the step and the hypothesis that made it.
 
-    "torn" ends with orders that take sentences apart; "twice" has another order before each.
+    "split" ends with orders that split sentences; "twice" has another order before each.
     """
     state, both = {}, nn.ModuleList([SharedBeamState(), TargetCache()])
     beam_state, cache = both
     ancestors = [[] for _ in range(9)]
-    for step, order in enumerate([*SCRAMBLED[:2], [0, 4, 2, 1], [1, 1, 3]] if torn else SCRAMBLED):
+    for step, order in enumerate([*SCRAMBLED[:2], [0, 4, 2, 1], [1, 1, 3]] if split else SCRAMBLED):
         count, padded = len(ancestors), {0, step} if step in (1, 2) else set()
         words = torch.tensor([[row not in padded] for row in range(count)])
         keys = torch.stack([torch.full((count,), step), torch.arange(count)], dim=1).double()
         mask = beam_state(state, 3, torch.zeros(1, count, C, **DOUBLE), words).mask
-        beam = 1 if torn and step > 2 else 3
+        beam = 1 if split and step > 2 else 3
         assert mask.shape == (count // beam, 1, beam, beam * (step + 1))
         held = cache(state, keys.view(1, -1, 1, beam, 2).expand(2, -1, -1, -1, -1))
         ancestors = [[*own, None if row in padded else (step, row)] for row, own in enumerate(ancestors)]

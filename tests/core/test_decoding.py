@@ -201,7 +201,7 @@ def test_a_feed_forward_sublayer_of_width_0_is_not_packed(flags, precision, buil
 
 
 def test_matrices_of_another_kind_are_not_joined(build, batch):
-    """Those of ``--quant-noise-scalar`` quantise themselves."""
+    """Matrices under ``--quant-noise-scalar`` quantise themselves."""
 
     class Doubled(nn.Linear):
         def forward(self, x):
@@ -217,7 +217,7 @@ def test_matrices_of_another_kind_are_not_joined(build, batch):
 
 
 def test_whole_sentences_have_attention_weights_whatever_generation_wants(build, batch):
-    """fairseq's scorer adds up those of an ensemble."""
+    """fairseq's scorer adds up the weights of an ensemble."""
     model = build(TINY).eval()
     model.prepare_for_inference_(GENERATION)
     source, lengths, target = batch

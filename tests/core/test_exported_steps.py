@@ -24,7 +24,7 @@ from tests.helpers.models import make_batch, make_tagged_dictionary, tiny_flags
 
 CAPACITY = 5
 CASES = {**METHODS, **OPTIONS, "languages": (PRENORM, {"language_norm": True, "language_transform": True})}
-# everything that keeps something of hypotheses, or that reads positions and sources in its own way
+# all modules with a state of hypotheses, and all ways to read positions and sources
 DYNAMIC = [case for case in METHODS if case.startswith("decoder_attn-")]
 DYNAMIC += ["layer_agg-dlcl", "layer_agg-lstm", "decoder_memory-transparent", "encoder_attn-luna", "languages"]
 DYNAMIC += [case for case in OPTIONS if "relative_values" in case]

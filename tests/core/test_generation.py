@@ -1,4 +1,4 @@
-"""fairseq's generators on our decoders: the hypotheses of fairseq's own transformer, and those of no cache at all."""
+"""fairseq's generators on our decoders: the same hypotheses as with fairseq's own transformer."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ class Naive:
         self.going, self.ended, self.step = [([], [], False)], [], 0
 
     def advance(self, scores, words, ranks):
-        """Whether the sentence goes on, and the ranks of the hypotheses that do."""
+        """Return the ranks of the hypotheses that continue; None if the sentence has ended."""
         candidates = []
         for place, (score, word, rank) in enumerate(zip(scores, words, ranks)):
             ends = word == EOS and score != NOTHING

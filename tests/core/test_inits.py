@@ -1,4 +1,4 @@
-"""How weights start (--deep-init): every matrix against the papers' closed forms, connections, what stays untouched.
+"""Initial weights (--deep-init): every matrix against the papers' closed forms; connections; untouched parameters.
 
 Presets and counts of the papers' systems are in ``test_counts.py``, the equations in ``test_whole_models.py``.
 """

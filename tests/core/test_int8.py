@@ -1,4 +1,4 @@
-"""Products in int8 and bf16 against their equations: each way that this torch has, and what stands in for it."""
+"""Products in int8 and bf16 against their equations: each kernel of this torch, and its substitutes."""
 
 import os
 import subprocess
@@ -59,7 +59,7 @@ AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2", "MKL
 @there
 @pytest.mark.skipif(AVX2.items() <= os.environ.items(), reason="this process is held to AVX2")
 def test_products_follow_the_equations_with_avx2_only():
-    """In a process that is held to the instructions of a processor without VNNI; also those of kernels in fp32."""
+    """In a process limited to the instructions of a processor without VNNI; also products of kernels in fp32."""
     native = [f"{Path(__file__).with_name('test_native.py')}::{name}" for name in
               ("test_products_of_any_size", "test_the_library_has_the_instructions_that_torch_uses")]  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", __file__, *native]

@@ -1,4 +1,4 @@
-"""LaLT and LaLN: what depends on the target language of a sentence."""
+"""LaLT and LaLN: transforms and norms that depend on the target language of each sentence."""
 
 import argparse
 

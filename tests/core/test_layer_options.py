@@ -87,7 +87,7 @@ def test_rms_norm_in_fp16_without_torchs_fused_kernel(monkeypatch):
 
 
 def test_shared_heads_are_not_copied(build, dictionary, monkeypatch):
-    """Caches hold them alone, and neither a step nor attention to the source repeats them."""
+    """Caches hold the shared heads only; neither a step nor attention to the source repeats them."""
     monkeypatch.setattr(torch.Tensor, "repeat_interleave", None)
     model = build(PRENORM, decoder_kv_heads=1).eval()
     state, attention = {}, model.decoder.layers[0].self_attn

@@ -56,7 +56,7 @@ def test_initial_values_and_the_papers_defaults():
 
 @pytest.mark.parametrize("glu", [*GLU, None])
 def test_dropout_acts_on_the_output_of_the_glu_and_on_h(glu):
-    """With one layer (None), on h alone."""
+    """With one layer (None), only on h."""
     hidden, c, inputs = Hidden(2 * 64, 64, glu and 256, glu, 0.5, activation_dropout=0.25), torch.randn(20, 10, 128), []
     if glu:
         hidden.fc2.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))

@@ -189,7 +189,7 @@ def test_dropout_is_on_weights_of_all_products():
 
 @pytest.mark.parametrize("method", ["fairseq", "xavier", "ds", "lipschitz"])
 def test_initial_values(method, build):
-    """Those of p are N(0, 1/d); matrices of "pack" and of the causal attention follow the rule of their layer."""
+    """The entries of p are N(0, 1/d); matrices of "pack" and of the causal attention follow the rule of their layer."""
     model = build(POSTNORM, **LUNA, **{f"{side}_embed_dim": 96 for side in ("encoder", "decoder")}, deep_init=method)
     check_sample("p", torch.cat([PackedSequence(Stack(1, 96), 50).weight for _ in range(4)]), "normal", 96**-0.5)
     places = [(layer.self_attn.pack, "qkv", True) for layer in model.encoder.layers]

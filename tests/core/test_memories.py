@@ -196,7 +196,7 @@ def naive_model_memories(encoder, source):
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("name", [PRENORM, POSTNORM])
 def test_each_decoder_layer_attends_to_its_memory(kind, name, build, batch):
-    """And nothing else of the encoder is in the scores: all its parameters' gradients are those of the equations."""
+    """The scores read nothing else of the encoder: the gradients of all its parameters equal the equations'."""
     model = build(name, **MODELS[kind]).double().eval()
     for part in (model.encoder, model.decoder.layers):
         strengthen(part)

@@ -220,7 +220,7 @@ def test_prores_has_its_schedule_in_each_layer():
 
 
 def test_a_checkpoint_keeps_the_size_of_the_branches(build, batch):
-    """For generation, and for training that goes on; fairseq tells the number of updates before it loads."""
+    """For generation, and for resumed training; fairseq sets the number of updates before it loads."""
     make = lambda: build(TINY["post"], residual="branchnorm", branchnorm_updates=8)  # noqa: E731
     first, resumed, finetuned = make(), make(), make()
     first.set_num_updates(4)

@@ -17,7 +17,7 @@ every_group = pytest.mark.parametrize("groups", [1, 3, C], ids=["scalar", "scala
 
 
 def leaves(form, size=K, groups=1):
-    """y_0, and all weights: groups x R x R, or those of each row."""
+    """y_0, and all weights: groups x R x R, or one tensor per row."""
     if form == "running":
         weights = [torch.randn(groups, size, size, **DOUBLE).requires_grad_()]
     else:

@@ -1,6 +1,6 @@
 """SSRU: the scan against one position after the other, half precision, memory, compiled code, initial values.
 
-The equations of the module and its gradients are in ``test_merged.py``.
+The equations of the module and its gradients are in ``test_whole_models.py``.
 """
 
 import pytest
@@ -48,7 +48,7 @@ def test_the_scan_equals_one_position_after_the_other(compiles, monkeypatch):
 
 @pytest.mark.parametrize("compiles", [False, True], ids=["", "compiling"])
 def test_open_and_closed_gates_over_a_thousand_positions(compiles, monkeypatch):
-    """Products of a thousand factors are 0 or near 1: states and gradients of fp32 stay near those of fp64."""
+    """Products of a thousand factors are 0 or near 1: states and gradients in fp32 stay near fp64."""
     monkeypatch.setattr(scans, "is_compiling", lambda: compiles)
     z = torch.cat([torch.full((1000, 1, 1), value) for value in (-200.0, -20.0, 0.0, 8.0, 200.0, float("inf"))], dim=2)
     v, results = torch.randn(1000, 1, 6), []

@@ -108,7 +108,7 @@ def orders(count, leave=()):
 
 
 def steps(model, new_orders, state=None, padded=()):
-    """The scores of a step before each order and one at the end; sources have padding, and words where told."""
+    """The scores of a step before each order and one at the end; sources have padding, and words where *padded*."""
     draws, new_orders = torch.Generator().manual_seed(2), [*new_orders, None]
     source = torch.randint(4, 40, (SENTENCES, 21), generator=draws)
     source[0, :4], source[2, :9] = PAD, PAD
@@ -198,7 +198,7 @@ def test_hooks_of_layers_run_in_decoding_steps(prepared):
 @pytest.mark.parametrize("name", [name if name in COMPILED else pytest.param(name, marks=pytest.mark.nightly)
                                   for name in MODELS])  # fmt: skip
 def test_all_compiled_steps_are_one_graph(name, prepared, counters):
-    """Token for token what the steps are without: no break, no recompilation as hypotheses grow."""
+    """The same tokens as without compilation: no graph break, no recompilation as hypotheses grow."""
     model, script = prepared(name, decoder_layers=2 if "residual" in name else 1), list(orders(9))
     padded = [(1, 1), (6, 3)]
     expected = steps(model, script, padded=padded)

@@ -47,7 +47,7 @@ def test_invariance(name, norm, invariance, build, dictionary):
 
 
 def test_layers_are_counted_as_layers(build, batch):
-    """Diagnostics, attention weights and hidden states of a split stack are those of its layers."""
+    """Diagnostics, attention weights and hidden states of a split stack count its layers."""
     model = build("transformer_prenorm_2l2l_tiny", layer_agg="toy-bare").train()
     source, lengths, target = batch
     encoder_out = model.encoder(source, lengths, return_all_hiddens=True)

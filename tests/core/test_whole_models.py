@@ -59,7 +59,7 @@ def attentions(own, cross, kind, memory, masks, clip=None):
 
 
 def sublayers(layer, kind, *context):
-    """The pairs (F, LN) of a *layer*; one that is its attention alone has no feed-forward sub-layer."""
+    """The pairs (F, LN) of a *layer*; a layer without a feed-forward sub-layer has only attentions."""
     own, cross = getattr(layer, "self_attn", None), getattr(layer, "encoder_attn", None)
     names = ["encoder_attn"] if cross and is_parallel(kind) else ["self_attn"] + ["encoder_attn"] * bool(cross)
     norms = [affine(getattr(layer, f"{name}_layer_norm", None)) for name in names]
@@ -82,7 +82,7 @@ def naive_layer(layer, stack, init, kind, *context):
 
 
 def naive_depthwise(stack, x, kind, context, merge="add", attn_residual=True, share=None, glu="sigmoid"):
-    """Output of a stack whose layers are their attentions alone, of normalised queries."""
+    """Output of a stack whose layers are only attentions of normalised queries."""
     places = 2 if stack.stack.side == "decoder" and merge == "two" else 1
     share = share or ("gate" if len(stack.aggregator.gates) else "none")
     steps, final = named_steps(stack.aggregator, share, places), affine(stack.aggregator.final_norm)
@@ -109,7 +109,7 @@ def naive_stack(stack, x, kind, init, context, **options):
 
 
 def naive_scores(model, kind, batch, causal=True, init="plain", clip=None, encode=True, **options):
-    """Scores (B x T x V) of a model from the equations alone; unless *encode*, on what its encoder makes of sources."""
+    """Scores (B x T x V) of a model from the equations; unless *encode*, with the output of its own encoder."""
     source, lengths, target = batch
     words = target.ne(PAD)
 
