@@ -6,6 +6,7 @@ Each function takes ``make(**flags)``, which builds a narrow model without dropo
 
 import torch
 
+from fairseq_deep.core.norms import normalise
 from tests.helpers.models import make_batch
 from tests.helpers.tensors import tensors_on_modules
 
@@ -141,6 +142,7 @@ def hidden_states_lead_from_the_embedding_to_the_output(make, dictionary):
     with torch.no_grad():
         encoded = model.encoder(source, lengths, return_all_hiddens=True)
         features, extra = model.decoder.extract_features(target, encoder_out=encoded)
+    languages = encoded.get("languages", [None])[0]
     for stack, states, output in (
         (model.encoder, encoded["encoder_states"], encoded["encoder_out"][0]),
         (model.decoder, extra["inner_states"], features.transpose(0, 1)),
@@ -150,7 +152,9 @@ def hidden_states_lead_from_the_embedding_to_the_output(make, dictionary):
         last = returned[stack][0] if isinstance(returned[stack], tuple) else returned[stack]
         normalised = states[-1]
         for norm in (getattr(stack.aggregator, "final_norm", None), stack.layer_norm):
-            normalised = normalised if norm is None else norm(normalised)
+            normalised = normalised if norm is None else normalise(norm, normalised, languages)
+        if languages is not None and getattr(stack, "language_transform", None) is not None:
+            normalised = stack.language_transform(normalised, languages)
         if last.shape == output.shape and stack.aggregator.num_evaluations == 1:
             assert torch.allclose(normalised, output, **NEAR) or torch.equal(states[-1], last)
 
