@@ -35,15 +35,11 @@ def fresh(monkeypatch):
 
 
 def naive(layer, x, steps):
-    """y = s_x s_w (x_q W_q^T) + b, a row and an output at a time."""
-    y = torch.empty(*x.shape[:-1], layer.out_features, dtype=torch.double)
-    for at, row in zip(y.view(-1, layer.out_features), x.reshape(-1, layer.in_features).double()):
-        row_scale = row.abs().max() / steps
-        for output, weight in enumerate(layer.weight.detach().double()):
-            scale = weight.abs().max() / 127
-            whole = (row / row_scale).round() @ (weight / scale).round()
-            at[output] = row_scale * scale * whole + (0.0 if layer.bias is None else layer.bias[output].double())
-    return y
+    """y = s_x s_w (x_q W_q^T) + b, row by row."""
+    weight, x = layer.weight.detach().double(), x.double()
+    s_w, s_x = weight.abs().amax(1) / 127, x.abs().amax(-1, keepdim=True) / steps
+    w_q, x_q = (weight / s_w.unsqueeze(1)).round(), (x / s_x).round()
+    return s_x * s_w * (x_q @ w_q.t()) + (0.0 if layer.bias is None else layer.bias.detach().double())
 
 
 def forced(layer, name, monkeypatch, steps=None):

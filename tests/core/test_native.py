@@ -146,7 +146,7 @@ def load_doubled(linear):
 
 LSTM_CHANGES = {
     "weights": lambda hidden, gates: load_doubled(hidden.fc2),
-    "bias": lambda hidden, gates: setattr(gates, "bias", torch.nn.Parameter(gates.bias + 1)),
+    "bias": lambda hidden, gates: setattr(gates, "bias", torch.nn.Parameter(2 * gates.bias)),
     "norm": lambda hidden, gates: setattr(hidden.layer_norm, "weight", doubled(hidden.layer_norm.weight)),
     "gate norm": lambda hidden, gates: setattr(gates, "norm_weight", doubled(gates.norm_weight)),
     "train": lambda hidden, gates: hidden.train(),

@@ -1,4 +1,4 @@
-"""SSRU: the scan against one position after the other, half precision, memory, compiled code, initial values.
+"""SSRU: the scan against one position after the other, half precision, memory, compiled code.
 
 The equations of the module and its gradients are in ``test_whole_models.py``.
 """
