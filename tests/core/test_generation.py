@@ -4,11 +4,10 @@ import pytest
 import torch
 from fairseq import search
 from fairseq.models.transformer_align import TransformerAlignModel
-from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 
 from tests.helpers.generation import (
     LENGTHS,
-    Restless,
     assert_lively,
     assert_same,
     generate,
@@ -48,16 +47,6 @@ def test_beam_search_finds_what_fairseqs_transformer_does(norm, seed, twins, dic
         prepare(one)
     assert_same(generate(model, dictionary, sample), expected, attention=False)
     assert generate(model, dictionary, sample)[0][0]["attention"].numel() == 0
-
-
-def test_generators_of_several_beams_take_turns(twins, dictionary):
-    """Nothing of a search stays on the model."""
-    (stock, model), sample = twins(), make_sample(dictionary)
-    sizes = {"max_len_b": 12, "search_strategy": Restless(dictionary)}
-    generators = {beam: SequenceGenerator([model], dictionary, beam_size=beam, **sizes) for beam in (4, 1, 8)}
-    for beam in (4, 1, 8, 4, 1):
-        expected = generate(stock, dictionary, sample, beam_size=beam, max_len_b=12)
-        assert_same(generators[beam].generate([model], sample), expected)
 
 
 SEARCHES = {

@@ -13,10 +13,13 @@ from tests.helpers.methods import METHODS, OPTIONS, structure
 
 STRUCTURES = {row.name: (row.name, {}) for row in {structure(row): row for row in ARCHITECTURES.values()}.values()}
 CASES = {**METHODS, **OPTIONS, **STRUCTURES}
+# structures combine methods and options: every fourth by default, all at night
+LATER = [name for number, name in enumerate(STRUCTURES) if number % 4]
 
 
 @pytest.mark.parametrize("invariance", INVARIANCES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.nightly] if case in LATER else [])
+                                  for case in CASES])  # fmt: skip
 def test_invariance(case, invariance, build, dictionary):
     arch, flags = CASES[case]
     depths = {"encoder_layers": 2 if "msc" in case else 3, "decoder_layers": 2}  # so none can take the other's place
