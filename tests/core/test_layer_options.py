@@ -10,7 +10,7 @@ from fairseq_deep.core.layers.feed_forward import FeedForward
 from fairseq_deep.core.norms import RmsNorm
 from fairseq_deep.core.stack import Stack
 from tests.helpers.models import PRENORM
-from tests.helpers.tensors import DOUBLE, assert_same_gradients, shake
+from tests.helpers.tensors import DOUBLE, assert_same, shake
 from tests.reference.naive_layers import attention, gated_feed_forward, rms_norm
 
 T, S, B, C, H = 4, 3, 2, 8, 4
@@ -43,8 +43,7 @@ def test_self_attention_equals_the_equations(kind, rotary, causal):
         return not padding[b, j] and not (causal and j > i)
 
     want = attention(module, query, query, H, module.kv_heads, visible, rotary, module.output_norm)
-    assert_same_gradients(got, want, [query, *module.parameters()], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    assert_same(got, want, [query, *module.parameters()], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
@@ -53,8 +52,7 @@ def test_attention_to_a_memory_equals_the_equations(kind):
     query, memory = (torch.randn(n, B, c, requires_grad=True, **DOUBLE) for n, c in ((T, C), (S, 6)))
     got, weights = module(query, memory, need_weights=True)
     want = attention(module, query, memory, H, module.kv_heads, lambda *_: True, False, module.output_norm)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
-    assert_same_gradients(got, want, [query, memory, *module.parameters()], rtol=1e-5, atol=1e-6)
+    assert_same(got, want, [query, memory, *module.parameters()], rtol=1e-5, atol=1e-6)
     assert weights.shape == (H, B, T, S)
     torch.testing.assert_close(weights.sum(-1), torch.ones(H, B, T))
 
@@ -65,15 +63,13 @@ def test_gated_feed_forward_equals_the_equation(kind):
     assert module.fc1.out_features == module.fc_linear.out_features == module.fc2.in_features == 16  # 2/3 of 20: 13.3
     x = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
     got, want = module.ffn(x), gated_feed_forward(module, x, kind)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)  # torch's gelu of fairseq is in fp32
-    assert_same_gradients(got, want, [x, *module.parameters()], rtol=1e-4, atol=1e-5)
+    assert_same(got, want, [x, *module.parameters()], rtol=1e-4, atol=1e-5)  # gelu is in fp32
 
 
 def test_rms_norm_equals_the_equation_also_in_half_precision():
     module, x = shake(RmsNorm(C).double()), torch.randn(T, B, C, requires_grad=True, **DOUBLE)
     want = rms_norm(x, module.weight)
-    torch.testing.assert_close(module(x), want)
-    assert_same_gradients(module(x), want, [x, module.weight])
+    assert_same(module(x), want, [x, module.weight])
     large = torch.full((1, C), 300.0).half()  # whose squares are beyond fp16
     torch.testing.assert_close(RmsNorm(C).half()(large), torch.ones(1, C).half())
     torch.testing.assert_close(RmsNorm(C)(large), torch.ones(1, C).half())

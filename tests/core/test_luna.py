@@ -12,7 +12,7 @@ from tests.helpers.decoder_attention import LUNA, assert_same_gradients, make_mo
 from tests.helpers.equations import affine, projections, start
 from tests.helpers.inits import check_sample
 from tests.helpers.models import POSTNORM, make_batch
-from tests.helpers.tensors import DOUBLE, randomise
+from tests.helpers.tensors import DOUBLE, assert_same, randomise
 from tests.reference import naive_connections, naive_lstm, naive_luna
 from tests.reference.naive_dlcl import layer_norm
 
@@ -115,10 +115,7 @@ def test_blocks_equal_running_sums(length, compiles, monkeypatch):
     x, y, z = (torch.randn(*sizes, width, requires_grad=True, **DOUBLE) for width in (4, 4, 3))
     count = torch.tensor([0, 1, 1, 0, 1, 1][:length], **DOUBLE).cumsum(0).clamp(min=1).view(1, 1, -1, 1)
     expected, actual = running_means(x, y, z, count), causal_means(x, y, z, count)
-    torch.testing.assert_close(actual, expected)
-    direction = torch.randn_like(actual)
-    wanted = torch.autograd.grad(expected, [x, y, z], direction)
-    torch.testing.assert_close(torch.autograd.grad(actual, [x, y, z], direction), wanted)
+    assert_same(actual, expected, [x, y, z])
 
 
 def causal_attention(dim=C):

@@ -81,13 +81,12 @@ def tensors_on_modules(model):
     }
 
 
-def assert_same_gradients(actual, expected, sources, **near):
-    """In one random direction, with respect to all *sources*; return the expected ones."""
+def assert_same(actual, expected, sources, **near):
+    """The same values and, in one random direction, gradients of all *sources*; return the expected gradients."""
+    torch.testing.assert_close(actual, expected, **near)
     direction = torch.randn_like(actual)
     expected_grads = torch.autograd.grad(expected, sources, direction)
-    actual_grads = torch.autograd.grad(actual, sources, direction)
-    for want, got in zip(expected_grads, actual_grads):
-        torch.testing.assert_close(got, want, **near)
+    torch.testing.assert_close(torch.autograd.grad(actual, sources, direction), expected_grads, **near)
     return expected_grads
 
 
