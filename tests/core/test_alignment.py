@@ -71,6 +71,8 @@ def test_loss_and_gradients_are_those_of_transformer_align(norm, flags, build, d
     [
         ("transformer_dlcl_6l", {"full_context_alignment": True}),
         ("transformer_lstm_6l", {}),
+        ("transformer_lstm_two_6l", {}),
+        ("transformer_prenorm_6l", {"layer_agg": "hyper-connections"}),
         ("transformer_dlcl_6l", {"decoder_attn": "merged", "alignment_heads": 2}),
         ("transformer_dlcl_6l", {"decoder_attn": "average", "full_context_alignment": True}),
         ("transformer_prenorm_6l", {"layer_agg": "mlrf"}),

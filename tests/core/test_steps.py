@@ -163,13 +163,22 @@ def test_kernels_compute_the_steps_of_torch(name, threads, prepared, monkeypatch
 
 
 @with_kernels
-def test_the_layer_of_the_alignment_is_left_to_torch(prepared, monkeypatch):
-    model, ran, call = prepared("pre"), [], NativeLayer.__call__
+@pytest.mark.parametrize("name, calls", [("pre", [1, 0]), ("other layers", [0, 3])])
+def test_the_attention_of_the_alignment_is_left_to_torch(name, calls, prepared, monkeypatch):
+    """One of two layers, or one of four attentions."""
+    model, ran = prepared(name), []
+    for kind in (NativeLayer, NativeAttention):
+        call = kind.__call__
+        monkeypatch.setattr(kind, "__call__", lambda *args, kind=kind, call=call: ran.append(kind) or call(*args))
     model.decoder.make_generation_fast_(need_attn=True)
-    monkeypatch.setattr(NativeLayer, "__call__", lambda *args: ran.append(1) or call(*args))
-    script = list(orders(STEPS - 1))
-    near(steps(model, script), by_torch(lambda: steps(model, script)))
-    assert len(ran) == STEPS, "one of the two layers"
+    source, words = torch.randint(4, 40, (2, 7)), torch.full((2, 1), 5)
+
+    def run():
+        scores, extra = model.decoder(words, encoder_out=model.encoder(source, None), incremental_state={})
+        return [scores, extra["attn"][0]]
+
+    near(run(), by_torch(run))
+    assert [ran.count(NativeLayer), ran.count(NativeAttention)] == calls
 
 
 @with_kernels

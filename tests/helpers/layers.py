@@ -5,7 +5,6 @@ import argparse
 import torch
 from fairseq.models.transformer import TransformerConfig, base_architecture
 
-from fairseq_deep.core.description import describe
 from fairseq_deep.core.layers import DecoderContext, DecoderLayer, ParallelDecoderLayer
 from tests.helpers.tensors import DOUBLE
 
@@ -22,11 +21,6 @@ def config(pre_norm=False, encoder_dim=C, **flags):
     args = argparse.Namespace(**flags)
     base_architecture(args)
     return TransformerConfig.from_namespace(args)
-
-
-def describe_layer(side, **flags):
-    """The description of the stack of a layer with the flags of :func:`config`."""
-    return describe(config(**flags))[side]
 
 
 def padding(length, masked):
