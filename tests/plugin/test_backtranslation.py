@@ -12,13 +12,9 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
 from fairseq_deep.plugin.training.backtranslation import BackTranslator
-from tests.helpers.commands import EXACT, binarise, hypotheses, losses, run, train_command
-from tests.helpers.models import (
-    fairseq_transformer,
-    make_dictionary,
-    make_tagged_dictionary,
-    tiny_flags,
-)
+from tests.helpers.commands import EXACT, PACKAGE, binarise, entries, hypotheses, losses, run, train_command
+from tests.helpers.models import fairseq_transformer, make_batch, make_dictionary, make_tagged_dictionary, tiny_flags
+from tests.reference import naive_cross_entropy
 
 LANGUAGES, SMOOTHING, LONGEST = 4, 0.1, 12
 DICTIONARY = make_tagged_dictionary(24, LANGUAGES)
@@ -31,8 +27,8 @@ def make_task(source=DICTIONARY, target=DICTIONARY, **flags):
 
 
 def our_model(**flags):
-    args = argparse.Namespace(**{**tiny_flags("transformer_prenorm_6l"), "encoder_layers": 2, "decoder_layers": 2,
-                                 "max_source_positions": LONGEST, **flags})  # fmt: skip
+    flags = {"encoder_layers": 2, "decoder_layers": 2, "max_source_positions": LONGEST, **flags}
+    args = argparse.Namespace(**{**tiny_flags("transformer_prenorm_6l"), **flags})
     ARCH_CONFIG_REGISTRY["transformer_prenorm_6l"](args)
     return DeepTransformerModel.build_model(args, make_task())
 
@@ -46,21 +42,19 @@ MODELS = {"ours": our_model, "languages": lambda: our_model(language_transform=T
           "stock": stock_model}  # fmt: skip
 
 
-def make_sample(lengths=(6, 3, 8), target_lengths=(4, 7, 11)):
+def make_sample():
     """Sources that begin with tags, padded on the left, and targets with end-of-sentence, padded on the right."""
-    words = (DICTIONARY.nspecial, len(DICTIONARY) - LANGUAGES)
-    source = torch.full((len(lengths), max(lengths)), PAD)
-    target = torch.full((len(lengths), max(target_lengths)), PAD)
+    source, lengths, _ = make_batch(DICTIONARY, (6, 3, 8))
+    words, target_lengths = (DICTIONARY.nspecial, len(DICTIONARY) - LANGUAGES), (4, 7, 11)
+    target = torch.full((3, max(target_lengths)), PAD)
     inputs = target.clone()
     for row, (length, other) in enumerate(zip(lengths, target_lengths)):
-        sentence = torch.cat([torch.tensor([random.choice(TAGS)]), torch.randint(*words, (length - 2,)),
-                              torch.tensor([EOS])])  # fmt: skip
-        source[row, -length:] = sentence
-        target[row, :other] = torch.cat([torch.randint(*words, (other - 1,)), torch.tensor([EOS])])
+        source[row, -length:] = torch.randint(*words, (length,))
+        source[row, -length], source[row, -1] = random.choice(TAGS), EOS
+        target[row, : other - 1], target[row, other - 1] = torch.randint(*words, (other - 1,)), EOS
         inputs[row, :other] = target[row, :other].roll(1)
-    count = int(sum(target_lengths))
-    net_input = {"src_tokens": source, "src_lengths": torch.tensor(lengths), "prev_output_tokens": inputs}
-    return {"id": torch.arange(len(lengths)) + 5, "nsentences": len(lengths), "ntokens": count, "target": target,
+    net_input = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": inputs}
+    return {"id": torch.arange(3) + 5, "nsentences": 3, "ntokens": sum(target_lengths), "target": target,
             "net_input": net_input}  # fmt: skip
 
 
@@ -69,25 +63,20 @@ def scores_of(model, source, inputs):
     return model(tokens, torch.tensor([len(source)]), torch.tensor([inputs]))[0][0]
 
 
+@torch.no_grad()
 def greedy(model, source, longest):
     """The most probable token after another, at most *longest* with end-of-sentence; no padding, no empty sentence."""
     found = []
     while len(found) < longest and EOS not in found:
-        with torch.no_grad():
-            scores = scores_of(model, source, [EOS, *found])[-1]
-        scores[PAD] = -torch.inf
-        if len(found) < 1:
-            scores[EOS] = -torch.inf
+        scores = scores_of(model, source, [EOS, *found])[-1]
+        scores[[PAD] if found else [PAD, EOS]] = -torch.inf
         found.append(int(scores.argmax()))
     return found if found[-1] == EOS else [*found, EOS]
 
 
 def naive_loss(model, source, target):
-    """Label-smoothed cross entropy, summed, as fairseq defines it."""
-    logs = scores_of(model, source, [EOS, *target[:-1]]).log_softmax(-1)
-    nll = -logs[range(len(target)), target].sum()
-    share = SMOOTHING / (len(DICTIONARY) - 1)
-    return (1 - SMOOTHING - share) * nll + share * -logs.sum()
+    scores = scores_of(model, source, [EOS, *target[:-1]])
+    return naive_cross_entropy.summed(scores, torch.tensor(target), SMOOTHING, PAD)[0]
 
 
 def clipped(source):
@@ -98,14 +87,18 @@ def rows_of(tokens):
     return [[int(token) for token in row if token != PAD] for row in tokens]
 
 
+@pytest.fixture(autouse=True)
+def seeds():
+    torch.manual_seed(3)
+    random.seed(3)
+
+
 class Optimizer:
     backward = staticmethod(lambda loss: loss.backward())
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_losses_and_gradients_are_those_of_single_sentences(kind):
-    torch.manual_seed(3)
-    random.seed(3)
     task, model, sample = make_task(), MODELS[kind]().double(), make_sample()
     with torch.no_grad():  # so that translations differ from each other
         for name, parameter in model.named_parameters():
@@ -139,8 +132,6 @@ def test_losses_and_gradients_are_those_of_single_sentences(kind):
 
 
 def test_translations_are_made_without_dropout_each_time():
-    torch.manual_seed(3)
-    random.seed(3)
     back, model, sample = BackTranslator(make_task()), our_model(dropout=0.5), make_sample()
     found = [back(model.train(), sample)["net_input"]["src_tokens"] for _ in range(3)]
     assert all(torch.equal(each, found[0]) for each in found)
@@ -160,29 +151,25 @@ def test_another_language_is_drawn_from_all_others():
     assert not torch.equal(back._draw(own, 5), drawn)
 
 
-REFUSED = {
-    "two dictionaries": ({"target": make_tagged_dictionary(24, 3)}, "--robt requires one dictionary for both sides"),
-    "one language": ({"source": (one := make_tagged_dictionary(24, 1)), "target": one},
-                     "--robt requires at least two language tags such as <2de> in the dictionary, not 1"),
-    "no language": ({"source": (none := make_dictionary(24)), "target": none}, "not 0: begin each source"),
-    "alignments": ({"load_alignments": True}, "--robt is not supported with --load-alignments"),
-}  # fmt: skip
+def joined(symbols):
+    return {"source": symbols, "target": symbols}
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused(case):
-    flags, message = REFUSED[case]
-    task = make_task(**flags)
-    with pytest.raises(UsageError, match=message) as caught:
-        task.build_criterion(None)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_source_without_a_tag_is_named():
+@pytest.mark.parametrize("flags, words", [
+    ({"target": make_tagged_dictionary(24, 3)}, "--robt requires one dictionary for both sides"),
+    (joined(make_tagged_dictionary(24, 1)), "requires at least two language tags such as <2de> in the .*, not 1"),
+    (joined(make_dictionary(24)), "not 0: begin each source"),
+    ({"load_alignments": True}, "--robt is not supported with --load-alignments"),
+    ({}, r"the source of training pair 6 .* does not begin with a language tag"),
+], ids=["two dictionaries", "one language", "no language", "alignments", "a source without a tag"])  # fmt: skip
+def test_data_that_do_not_fit_are_refused(flags, words):
     sample = make_sample()
     sample["net_input"]["src_tokens"][1, -3] = DICTIONARY.nspecial
-    with pytest.raises(UsageError, match=r"the source of training pair 6 .* does not begin with a language tag"):
-        BackTranslator(make_task())(our_model(), sample)
+    with pytest.raises(UsageError, match=words) as caught:
+        task = make_task(**flags)
+        task.build_criterion(argparse.Namespace(_name="cross_entropy", sentence_avg=False) if not flags else None)
+        BackTranslator(task)(our_model(), sample)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -204,21 +191,18 @@ def tagged(tmp_path_factory):
 ROBT = ["--task", "deep_translation", "--robt"]
 
 
-def test_a_training_logs_both_losses_and_can_be_translated_with(tagged, tmp_path):
+def test_a_training_logs_both_losses_and_its_model_translates(tagged, tmp_path):
     flags = ["--max-update", "6", "--max-tokens", "300", "--language-transform"]
     both = run(*train_command(tagged, tmp_path, *flags, *ROBT, "--criterion", "fused_label_smoothed_cross_entropy"))
-    assert sorted(losses(both)) == list(range(1, 7))
-    assert all(float(part.split('"')[0]) > 1 for part in both.stdout.split('"robt_loss": "')[1:])
-    assert both.stdout.count('"robt_loss": "') >= 6
-    done = run("fairseq-generate", tagged, "--user-dir", train_command(tagged, tmp_path)[3], "--path",
-               tmp_path / "checkpoint_best.pt", "--cpu", "--beam", "2")  # fmt: skip
+    assert [*entries(both)] == list(range(1, 7)) and all(entry["robt_loss"] > 1 for entry in entries(both).values())
+    path = tmp_path / "checkpoint_best.pt"
+    done = run("fairseq-generate", tagged, "--user-dir", PACKAGE, "--path", path, "--cpu", "--beam", "2")
     assert len(hypotheses(done)) == 6
 
 
 def test_two_processes_train_as_one(tagged, tmp_path):
     flags = ["--max-update", "4", "--max-tokens", "100", *EXACT, "--no-save", "--disable-validation",
              "--distributed-backend", "gloo", *ROBT]  # fmt: skip
-    one = run(*train_command(tagged, tmp_path / "one", *flags, "--update-freq", "2"))
-    two = run(*train_command(tagged, tmp_path / "two", *flags), processes=2)
-    want = losses(one)
-    assert len(want) == 4 and losses(two) == pytest.approx(want, abs=2e-3)
+    one = losses(run(*train_command(tagged, tmp_path / "one", *flags, "--update-freq", "2")))
+    two = losses(run(*train_command(tagged, tmp_path / "two", *flags), processes=2))
+    assert len(one) == 4 and two == pytest.approx(one, abs=2e-3)

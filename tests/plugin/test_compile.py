@@ -97,8 +97,8 @@ SMALL = {"encoder_layers": 1, "decoder_layers": 1}
 
 
 @pytest.mark.parametrize("backend, name, flags", [
-    ("aot_eager", LSTM, {**SMALL, **RECOMPUTED}),
-    ("aot_eager", PLAIN, {**SMALL, **RANDOM}),
+    ("aot_eager", PLAIN, {**SMALL, **RANDOM, "decoder_layers": 0}),
+    ("eager", LSTM, RECOMPUTED),
     ("eager", PLAIN, {"encoder_layerdrop": 0.4}),
     ("eager", POST, {"deep_init": "admin", "admin_start": "profile"}),  # the first batch, as it is
     ("eager", PLAIN, {"value_residual": True, **RECOMPUTED}),
@@ -106,6 +106,7 @@ SMALL = {"encoder_layers": 1, "decoder_layers": 1}
         (PLAIN, {"layer_agg": "residual-dual"}), ("transformer_hierarchical_6l", {}), ("transformer_routing_6l", {}),
         ("transformer_ode_6l", RECOMPUTED),
     ]),
+    pytest.param("aot_eager", LSTM, {**SMALL, **RECOMPUTED, **RANDOM}, marks=pytest.mark.nightly),
 ])  # fmt: skip
 def test_training_is_that_of_the_uncompiled_model(make, batches, backend, name, flags):
     """Losses and every gradient; attention is fused only where it is compiled, so rounding differs."""
@@ -119,31 +120,26 @@ def test_training_is_that_of_the_uncompiled_model(make, batches, backend, name, 
 
 
 def test_data_parallel_training_is_that_of_the_uncompiled_model(make, batches, process_group):
-    plain, compiled = (model.double() for model in make(PLAIN, "aot_eager", **SMALL))
-    parallel, batches = nn.parallel.DistributedDataParallel(compiled), batches[:1]
+    plain, compiled = (model.double() for model in make(PLAIN, **SMALL))
+    parallel = nn.parallel.DistributedDataParallel(compiled)
     assert_same(train(compiled, batches, wrapped=parallel), train(plain, batches), rtol=1e-7, atol=1e-9)
     assert_compiled(compiled)
 
 
 @pytest.mark.parametrize("name", [PLAIN, LSTM])
 def test_layers_share_what_is_compiled(make, batches, name):
-    """Three times the depth compiles nothing more."""
-    counts = []
-    for depth in (1, 3):
-        torch._dynamo.reset()
-        compiled = make(name, encoder_layers=2 * depth, decoder_layers=2 * depth)[1]
-        before = compiling.graphs()
-        train(compiled, batches[:1])
-        assert_compiled(compiled)
-        counts.append(compiling.graphs() - before)
-    assert counts[0] == counts[1]
-    assert counts[0] <= 2 * len(compiled.compiler.functions), "one for each class, and for wanted attention weights"
+    """One graph for each class of module, and one more for wanted attention weights, whatever the depth."""
+    compiled = make(name, encoder_layers=4, decoder_layers=4)[1]
+    before = compiling.graphs()
+    train(compiled, batches[:1])
+    assert_compiled(compiled)
+    assert compiling.graphs() - before <= 2 * len(compiled.compiler.functions)
 
 
 def test_shapes_share_what_is_compiled(make, dictionary):
     compiled = make(PLAIN)[1]
-    lengths = torch.randint(2, 20, (20, 2, 6)).tolist()
-    sizes = torch.randint(1, 7, (20,)).tolist()
+    lengths = torch.randint(2, 20, (12, 2, 6)).tolist()
+    sizes = torch.randint(1, 7, (12,)).tolist()
     before = compiling.graphs()
     train(compiled, [make_batch(dictionary, s[:size], t[:size]) for (s, t), size in zip(lengths, sizes)])
     assert_compiled(compiled)

@@ -1,7 +1,7 @@
 """Files that are changed at random, in their own structure: every reader reads them, or rejects them in one line.
 
 Checkpoints by the instructions of their pickle and by their values, archives by their members, indices by their
-numbers, text by its lines: a few, always the same, and many at night, 20 times as many with FAIRSEQ_DEEP_FUZZ=20.
+bytes, text by its lines: a few, always the same, and many at night, 20 times as many with FAIRSEQ_DEEP_FUZZ=20.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import pickletools
 import struct
 import sys
 import tarfile
-import tempfile
 import zipfile
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 import torch
 from fairseq import safe_files, safe_load
 from fairseq.data import Dictionary, indexed_dataset
+from fairseq.safe_exit import line_of
 from hypothesis import assume
 from hypothesis import strategies as st
 
@@ -207,45 +207,30 @@ def test_values_of_a_checkpoint(state, folder, capsys, words, data):
 
 
 names = st.one_of(st.sampled_from(["m", "m/a", "m/a/b", "../x", "/x", "m/../../x", "..\\x", ".", "", "m//a", "~/x"]),
-                  st.text(max_size=6).filter(lambda name: "\0" not in name))  # fmt: skip
+                  st.text("abäz/ .\\\n😀", max_size=6))  # fmt: skip
 kinds = st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, b"V"])
 
 
-@fuzzed(20, 150, listed=st.lists(st.tuples(names, kinds, names), max_size=5),
-        cut=st.one_of(st.none(), st.floats(0, 1)), cached=st.booleans())  # fmt: skip
-def test_members_of_an_archive(listed, cut, cached):
-    with tempfile.TemporaryDirectory() as outer:
-        path = Path(outer, "a/b/model.tar")
-        path.parent.mkdir(parents=True)
-        try:
-            archive(path, *(member(name, "x", type=kind, linkname=link) for name, kind, link in listed), mode="w:")
-        except UnicodeEncodeError:
-            assume(False)
-        if cut is not None:
-            path.write_bytes(path.read_bytes()[: int(cut * path.stat().st_size)])
-        before, content = everything(Path(outer)), path.read_bytes()
-        try:
-            top = safe_files.unpack(str(path), replace=cached)
-        except safe_load.CheckpointError as refusal:
-            assert "\n" not in str(refusal) and everything(Path(outer)) == before and path.read_bytes() == content
-        else:
-            left = [name for name in everything(Path(outer)) if name not in before]
-            assert all(name.startswith("a/b/model.tar/") for name in left) if cached else left == []
-            assert Path(top).exists()
+@fuzzed(20, 150, listed=st.lists(st.tuples(names, kinds, names), max_size=5), cut=st.floats(0, 4),
+        cached=st.booleans())  # fmt: skip
+def test_members_of_an_archive(tmp_path_factory, listed, cut, cached):
+    outer = tmp_path_factory.mktemp("archive")
+    path = outer / "a/b/model.tar"
+    path.parent.mkdir(parents=True)
+    archive(path, *(member(name, "x", type=kind, linkname=link) for name, kind, link in listed), mode="w:")
+    path.write_bytes(path.read_bytes()[: int(cut * path.stat().st_size)])  # three of four are not cut
+    before, content = everything(outer), path.read_bytes()
+    try:
+        top = safe_files.unpack(str(path), replace=cached)
+    except safe_load.CheckpointError as refusal:
+        assert "\n" not in str(refusal) and everything(outer) == before and path.read_bytes() == content
+    else:
+        left = [name for name in everything(outer) if name not in before]
+        assert all(name.startswith("a/b/model.tar/") for name in left) if cached else left == []
+        assert Path(top).exists()
 
 
-@pytest.fixture(scope="module")
-def indexed(folder):
-    """An index of three sentences and its data."""
-    prefix = folder / "train.a-b.a"
-    builder = indexed_dataset.make_builder(f"{prefix}.bin", impl="mmap", vocab_size=100)
-    for length in (3, 5, 1):
-        builder.add_item(torch.arange(length))
-    builder.finalize(f"{prefix}.idx")
-    return prefix, Path(f"{prefix}.idx").read_bytes()
-
-
-READER = """
+READ_INDEX = """
 import sys
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 dataset = MMapIndexedDataset(sys.argv[1])
@@ -253,68 +238,61 @@ print(sum(len(dataset[at]) >= 0 for at in range(min(len(dataset), 10))))
 """
 
 
-def read(prefix):
-    """Read an index in a process of its own: a read beyond its memory would end it by a signal."""
-    done = run(sys.executable, "-c", READER, prefix, check=False)
+def read_index(path, capsys):
+    """In a process of its own: a read beyond its memory would end it by a signal."""
+    tool(capsys, "check", path.parent)
+    done = run(sys.executable, "-c", READ_INDEX, path.with_suffix(""), check=False)
     assert done.returncode in (0, 1), done.stderr
     return done.stdout
 
 
-numbers = st.one_of(st.integers(0, 255).map(lambda n: bytes([n])), st.sampled_from([b"", b"\xff" * 8, b"\x00" * 8]),
-                    st.integers(-(2**63), 2**63 - 1).map(lambda n: struct.pack("<q", n)))  # fmt: skip
-
-
-def test_a_whole_index_is_read(indexed):
-    assert read(indexed[0]) == "3\n"
-
-
-@fuzzed(20, 100, changes=st.lists(st.tuples(st.integers(0, 61), numbers), min_size=1, max_size=3),
-        length=st.integers(0, 61))  # fmt: skip
-def test_numbers_of_an_index(indexed, capsys, changes, length):
-    prefix, whole = indexed
-    content = bytearray(whole)
-    for place, number in changes:
-        content[place : place + len(number)] = number
-    Path(f"{prefix}.idx").write_bytes(content[:length] if length % 3 == 0 else content)
-    tool(capsys, "check", prefix.parent)
-    read(prefix)
-
-
-LINES = ["a 3", "b 2 #fairseq:overwrite", "a", "x 1e9"]
-
-
-@fuzzed(20, 100, lines=st.lists(st.one_of(st.text(max_size=12), st.sampled_from(LINES))))
-def test_lines_of_a_dictionary(folder, lines):
-    path = folder / "dict.txt"
-    path.write_text("\n".join(lines), encoding="utf-8", errors="surrogateescape")
+def read_dictionary(path, capsys):
     try:
         dictionary = Dictionary.load(str(path))
-    except (ValueError, RuntimeError):  # fairseq's own refusals
-        return
-    assert len(dictionary) >= 4 and all(isinstance(dictionary[at], str) for at in range(len(dictionary)))
+    except Exception as error:  # of another encoding, fairseq shows a traceback
+        assert line_of(error) or "Incorrect encoding" in str(error)
+    else:
+        assert len(dictionary) >= 4 and all(isinstance(dictionary[at], str) for at in range(len(dictionary)))
 
 
-white = "a \t\r\x0b\x0c\x1c\x1e\x85\u2028\u2029\u00a0\u200b\ufeffä😀'\"$`\\"
-line = st.one_of(st.text(white, max_size=8).map(str.encode), st.text(white, max_size=8).map(str.encode),
-                 st.binary(max_size=3).map(lambda some: some.replace(b"\n", b"")))  # fmt: skip
+def read_text(path, capsys):
+    """The other side has three lines."""
+    with contextlib.suppress(UsageError):
+        paths, copies = ([f"{path.parent}/{name}.{lang}" for lang in LANGS] for name in ("in", "out"))
+        assert sum(corpus.copy_pairs(paths, copies, keep_empty=False)) == 3  # those that are copied, and the others
 
 
-@fuzzed(30, 300, pairs=st.lists(st.tuples(line, line), max_size=6), more=st.lists(line, max_size=1),
-        mark=st.booleans(), end=st.booleans())  # fmt: skip
-def test_pairs_of_a_text(folder, pairs, more, mark, end):
-    """Those that are copied are those of a reading that knows line feeds alone, in order; or it is one line."""
-    sides = [[*(pair[side] for pair in pairs), *(more if side else [])] for side in range(2)]
-    for lang, side in zip(LANGS, sides):
-        content = b"\n".join(side) + (b"\n" if side and (end or not side[-1]) else b"")
-        (folder / f"in.{lang}").write_bytes((b"\xef\xbb\xbf" if mark and side else b"") + content)
-    paths, targets = ([str(folder / f"{name}.{lang}") for lang in LANGS] for name in ("in", "out"))
-    try:
-        written, dropped = corpus.copy_pairs(paths, targets, keep_empty=False)
-    except UsageError:
-        return
-    assert more == [] and written + dropped == len(pairs)
-    first = "utf-8" if mark else "utf-8-sig"  # a mark is taken once
-    plain = [[" ".join(raw.decode(first if at == 0 else "utf-8").split()) for raw in pair]
-             for at, pair in enumerate(pairs)]  # fmt: skip
-    copied = [Path(target).read_text(encoding="utf-8").splitlines() for target in targets]
-    assert list(map(list, zip(*copied))) == [pair for pair in plain if all(pair)]
+@pytest.fixture(scope="module")
+def files(folder):
+    """{name: (content, what reads it)} of an index of three sentences, a dictionary and a text."""
+    builder = indexed_dataset.make_builder(f"{folder}/train.a-b.a.bin", impl="mmap", vocab_size=100)
+    for length in (3, 5, 1):
+        builder.add_item(torch.arange(length))
+    builder.finalize(f"{folder}/train.a-b.a.idx")
+    (folder / f"in.{LANGS[1]}").write_text("x\ny\nz\n")
+    return {
+        "train.a-b.a.idx": ((folder / "train.a-b.a.idx").read_bytes(), read_index),
+        "dict.txt": (b"a 3\nb 2 #fairseq:overwrite\nc 1\n", read_dictionary),
+        f"in.{LANGS[0]}": ("a b\nc \u2028\r\nä😀\n".encode(), read_text),
+    }
+
+
+def test_a_whole_index_is_read(files, folder, capsys):
+    assert read_index(folder / "train.a-b.a.idx", capsys) == "3\n"
+
+
+ODD_BYTES = [b"", b"\xff" * 8, b"\x00" * 8, b"\n", b"\r", b" ", b"\xef\xbb\xbf", b"\xed\xa0\x80"]
+pieces_of_bytes = st.one_of(st.integers(0, 255).map(lambda n: bytes([n])), st.sampled_from(ODD_BYTES),
+                            st.integers(-(2**63), 2**63 - 1).map(lambda n: struct.pack("<q", n)))  # fmt: skip
+
+
+@fuzzed(40, 300, kind=st.integers(0, 2), cut=st.floats(0, 4),
+        changes=st.lists(st.tuples(st.floats(0, 1), pieces_of_bytes), min_size=1, max_size=3))  # fmt: skip
+def test_bytes_of_a_file(files, folder, capsys, kind, changes, cut):
+    name, (whole, reader) = [*files.items()][kind]
+    content = bytearray(whole)
+    for place, piece in changes:
+        at = int(place * len(content))
+        content[at : at + len(piece)] = piece
+    (folder / name).write_bytes(content[: int(cut * len(content))])  # three of four are not cut
+    reader(folder / name, capsys)
