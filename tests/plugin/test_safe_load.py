@@ -175,7 +175,7 @@ def test_booleans_of_a_checkpoint_need_not_be_text():
     assert eval_bool(None, default=True) is True
 
 
-@pytest.mark.parametrize("expression", ["print()", "[x for x in ()]", "().__class__", "a", "1 +", "2**9", "'a'*'b'"])
+@pytest.mark.parametrize("expression", ["print()", "[x for x in ()]", "().__class__", "1 +", "~2", "2**9", "'a'*'b'"])
 def test_evaluate_refuses_everything_else(expression):
     with pytest.raises(ValueError, match="not an expression of numbers"):
         safe_load.evaluate(expression)

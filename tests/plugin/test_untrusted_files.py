@@ -247,13 +247,16 @@ def test_steps_that_cannot_be_read(make, said, stranger, command):
 
 
 def test_old_checkpoints_and_shared_parts_name_no_files():
-    """The flags of all parts in one Namespace; one object in two places."""
-    args = argparse.Namespace(bpe="gpt2", gpt2_vocab_bpe="http://x", init_from="x", data="y", save_dir="z")
+    """The flags of all parts in one Namespace; one object in two places; an address in a setting of any name."""
+    args = argparse.Namespace(bpe="gpt2", gpt2_vocab_bpe="http://x", init_from="x", data="y", save_dir="z",
+                              mirror="https://x")  # fmt: skip
     shared = {"_name": "gpt2"}
     state = {"args": args, "cfg": OmegaConf.create({"x": shared, "bpe": shared, "y": [{"w2v_path": "w"}]})}
-    assert safe_settings.drop(state, "/d") == ["gpt2_vocab_bpe = http://x", "init_from = x", "w2v_path = w"]
+    assert safe_settings.drop(state, "/d") == ["gpt2_vocab_bpe = http://x", "init_from = x", "mirror = https://x",
+                                               "w2v_path = w"]  # fmt: skip
     own = {"gpt2_encoder_json": "/d/encoder.json", "gpt2_vocab_bpe": "/d/vocab.bpe"}
-    assert vars(state["args"]) == {"bpe": "gpt2", **own, "init_from": None, "data": "/d", "save_dir": "z"}
+    assert vars(state["args"]) == {"bpe": "gpt2", **own, "init_from": None, "data": "/d", "save_dir": "z",
+                                   "mirror": ""}  # fmt: skip
     own = {"_name": "gpt2", **own}
     assert state["cfg"] == {"x": own, "bpe": own, "y": [{"w2v_path": ""}]}
     state = {"cfg": {"bpe": "gpt2", "task": TranslationConfig(data="y")}}
