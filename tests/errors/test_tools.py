@@ -36,6 +36,7 @@ CHECKPOINTS = {
     "untied.pt": {"a": SHARED, "b": SHARED.clone()}, "grows.pt": {GROWS: torch.tensor(0.5)},
     "grown.pt": {GROWS: torch.tensor(0.75)}, "empty.pt": {}, "sparse.pt": {"w": torch.eye(2).to_sparse()},
     "meta.pt": {"w": torch.ones(2, device="meta")}, "number.pt": {3: torch.ones(1)},
+    "dlcl.pt": {"encoder.history.weight": torch.eye(3)}, "bad.pt": {"encoder.history.weight": torch.eye(3) * math.nan},
     "dir/checkpoint1.pt": {"w": torch.ones(2)}, "dir/checkpoint2.pt": {"w": torch.ones(2)},
     "dir/run/checkpoints/checkpoint_1_500.pt": {"w": torch.ones(2)},
     "best/checkpoint.best_mystery_1.0.pt": {"w": torch.ones(2)},
@@ -174,6 +175,7 @@ def result(**settings):
 MODEL, OUT = "parts/averaged.pt", "--output out"
 PACKAGE = f"package {MODEL} --data run/data-bin --bpe-codes run/text/bpe/code {OUT}"
 DISTILL = f"distill run --text text {OUT} --cpu"
+LOG = '{"kind": "train_inner", "num_updates": "5", "loss": "1"}\n'
 SCORE, PIECES = "score --sys sys --ref ref", "\u2581a \u2581hou se \u2581is \u2581here\n"
 INCOMPLETE = "is not a complete fairseq checkpoint: "
 DIFFERS = "ab.pt: {}; average checkpoints of one run"
@@ -212,6 +214,22 @@ ROWS = [
     ("average --inputs number.pt --output out", f"{INCOMPLETE}a parameter has the name 3"),
     ("export number.pt --output out", f"number.pt {INCOMPLETE}a parameter has the name 3"),
     ("plot weights number.pt --output out.png", f"number.pt {INCOMPLETE}a parameter has the name 3"),
+    ("plot weights one.pt --csv w.csv", "one.pt has no DLCL weights: give a checkpoint that was trained with"),
+    ("plot weights bad.pt --csv w.csv", "bad.pt holds NaN or Inf in encoder.history.weight; give an earlier"),
+    ("plot weights nowhere.pt --csv w.csv", "cannot load nowhere.pt"),
+    ("plot weights dlcl.pt --output w.jpg", "cannot draw w.jpg: the file name must end in .png, .svg, .pdf"),
+    ("plot weights dlcl.pt --csv no/w.csv", "cannot write no/w.csv: the directory no does not exist"),
+    ("plot weights dlcl.pt --csv w.csv --column 3", "--column 3 must be from 0 to 2 for the encoder"),
+    ("plot weights void-folder", "void-folder is a directory, not a checkpoint: give a checkpoint"),
+    ("plot weights run", "run is a directory, not a checkpoint: give run/averaged.pt"),
+    ("plot weights dir", "dir is a directory, not a checkpoint: give dir/checkpoint_last.pt",
+     write(dir___checkpoint_last__pt="")),
+    ("plot run no.log", "cannot read no.log: No such file"),
+    ("plot run ref", "ref is not a training log: it must have a line with train_inner or valid"),
+    ("plot run void-folder", "void-folder has neither train.jsonl nor logs/4-train.log: give the directory of a re"),
+    ("plot run log log --names a", "--names has 1 names for 2 logs: give one per log", write(log=LOG)),
+    ("plot run log log", "two logs have the same name: give --names A,B", write(log=LOG)),
+    ("plot run log --output a.txt", "cannot draw a.txt: the file name must end in", write(log=LOG)),
     ("average --last 3 --dir dir --output out", "dir has 2 of the 3 epoch checkpoints (checkpointE.pt): checkpoint1.pt,"
      " checkpoint2.pt; ask for fewer"),
     ("average --last-updates 1 --dir dir --output out", "dir has 0 of the 1 update checkpoints (checkpoint_E_U.pt): "

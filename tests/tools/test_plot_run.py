@@ -100,17 +100,6 @@ def test_the_picture_shows_the_numbers(tmp_path):
     assert len(pictures.draw_runs({"b": runs["b"]}).axes) == 1
 
 
-BAD = {
-    "no file": (["{here}/no.log"], "cannot read {here}/no.log: No such file"),
-    "no log": (["{here}/other"], "{here}/other is not a training log: it must have a line with train_inner or valid"),
-    "no run": (["{here}"], "{here} has neither train.jsonl nor logs/4-train.log: give the directory of a recipe"),
-    "one name": (["{log}", "{log}", "--names", "a"], "--names has 1 names for 2 logs: give one per log"),
-    "one name twice": (["{log}", "{log}"], "two logs have the same name: give --names A,B"),
-    "no picture": (["{log}", "--output", "{here}/a.txt"], "cannot draw {here}/a.txt: the file name must end in"),
-    "onto itself": (["{log}", "--output", "{here}/a.png", "--csv", "{log}"], "cannot write {log}: it is an input"),
-}
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_run_whose_figures_are_no_numbers_is_drawn_without_a_warning(tmp_path, capsys):
     pytest.importorskip("matplotlib")
@@ -130,18 +119,3 @@ def test_bleu_of_validation_is_shown_and_a_default_picture_is_not_replaced(tmp_p
     assert capsys.readouterr().out.splitlines()[1].split()[-2:] == ["7.000", "9.100"]
     assert plot("a.log") == 2 and "run.png: exists; add --output" in capsys.readouterr().err
     assert plot("a.log", "--output", "b.svg") == 0 and ">BLEU<" in (tmp_path / "b.svg").read_text()
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line(name, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    log = write_json(tmp_path / "a.log")
-    (tmp_path / "other").write_text("nothing | of the kind\n{}\n")
-    before = log.read_text()
-    words, message = BAD[name]
-    places = {"here": str(tmp_path), "log": str(log)}
-    output = [] if "--output" in words else ["--output", tmp_path / "run.png"]
-    assert plot(*(word.format(**places) for word in words), *output) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and err.startswith(f"fairseq-deep plot: {message.format(**places)}")
-    assert log.read_text() == before and not list(tmp_path.glob("*.png"))
