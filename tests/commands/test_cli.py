@@ -50,6 +50,15 @@ def test_without_a_command(words, status, out, error, capsys):
     assert words != ["avrage"] or captured.err.count("\n") == 1
 
 
+def test_the_help_groups_all_commands(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    groups = [group.splitlines() for group in capsys.readouterr().out.partition("train:\n")[2].split("\n\n")]
+    assert [head for head, *_ in groups[1:]] == ["use:", "convert:", "inspect:"]
+    listed = dict(line.strip().split(maxsplit=1) for group in groups for line in group if line.startswith("  "))
+    assert listed.keys() == cli.COMMANDS.keys() and listed["translate"] == "translate raw text with a trained model"
+
+
 @pytest.mark.parametrize("raised, status, told", [
     (UsageError("first\nsecond"), 2, "first second"),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), 2, "Cannot allocate memory"),

@@ -211,6 +211,7 @@ def test_a_comparison_of_many_pairs_is_no_paired_bootstrap(tmp_path):
     assert main(["report", str(make_run(tmp_path / "run", record))]) == 0
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_diverged_training_is_drawn(tmp_path, capsys):
     """fairseq logs a perplexity of 2^loss: matplotlib fails near the largest double, and draws no infinity."""
     run = make_run(tmp_path / "run", {**RECORD, "valid_ppl": 1.7e308})
