@@ -125,6 +125,8 @@ def test_processes_get_all_options_of_the_search_and_of_the_model():
     args = parsed(module, ["one", "two", "--text", "T", "--output", "O", *FLAGS])
     found = vars(parsed(translate, module._words(args)))
     assert (found["models"], found["nbest"]) == (["one", "two"], 7)
+    best = parsed(module, ["one", "--text", "T", "--output", "O"])
+    assert (best.beam, best.choose, parsed(translate, module._words(best)).nbest) == (5, "best", 1)
     shared = {name: value for name, value in vars(args).items() if name in found and name != "output"}
     assert shared == {name: found[name] for name in shared} and len(shared) == 16
     assert all(parsed(translate, ["m"]).__dict__[name] != value for name, value in shared.items()), "no default"

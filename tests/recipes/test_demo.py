@@ -1,0 +1,213 @@
+"""The demo corpus: its bytes, sentences that were checked by hand, sizes and words, bad arguments; and the hops."""
+
+import hashlib
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import sacrebleu
+
+from tests.helpers.paths import ROOT
+
+DEMO = ROOT / "examples/demo"
+sys.path.insert(0, str(DEMO))
+
+from grammar import sentences  # noqa: E402
+from grammar.lexicon import ADJECTIVES, NOUN  # noqa: E402
+from grammar.phrases import NounPhrase  # noqa: E402
+from grammar.sampling import Sampler  # noqa: E402
+
+# Changes with the grammar and with nothing else: not with the Python, not with the machine.
+CORPUS_SHA256 = "3d9aaa798ba104391030de715d629f38bf7da75bc140efaa1b83353053a2e088"
+SIZES = {"train": 22000, "valid": 500, "test": 500}
+
+# what a sentence shows | English | German
+CHECKED = """
+present | Our teacher is reading the book on Friday. | Unser Lehrer liest das Buch am Freitag.
+perfect with haben | I gave the child an apple. | Ich habe dem Kind einen Apfel gegeben.
+perfect with sein | I went to the station. | Ich bin zum Bahnhof gegangen.
+perfect, separable verb, sein | Who got up yesterday? | Wer ist gestern aufgestanden?
+preterite | We had no car. | Wir hatten kein Auto.
+future, separable verb | We will pick you up. | Wir werden dich abholen.
+modal, negated | I do not want to open this suitcase. | Ich will diesen Koffer nicht aufmachen.
+particle last | They are calling them. | Sie rufen sie an.
+weak noun | I visited the neighbour. | Ich habe den Nachbarn besucht.
+dative verb | He is thanking them on Friday. | Er dankt ihnen am Freitag.
+dative | Today my sister is not playing with my children. | Heute spielt meine Schwester nicht mit meinen Kindern.
+kein | I have no dog. | Ich habe keinen Hund.
+nicht after an object | They do not know the book. | Sie kennen das Buch nicht.
+nicht before a place | Her letter is not in the bag. | Ihr Brief ist nicht in der Tasche.
+nicht before an adjective | The chairs are not too big. | Die Stühle sind nicht zu groß.
+preposition and article | This cat comes to the old school every day. | Diese Katze kommt jeden Tag zur alten Schule.
+gern | I like to call him. | Ich rufe ihn gern an.
+numbers | I am thirty-one years old. | Ich bin einunddreißig Jahre alt.
+small number | I have twelve lamps. | Ich habe zwölf Lampen.
+verb second after an adverb | Today I must get up. | Heute muss ich aufstehen.
+object first | The man I know, but our child I do not know. | Den Mann kenne ich, aber unser Kind kenne ich nicht.
+question | Are you picking us up? | Holst du uns ab?
+question, perfect | Did the friend sleep? | Hat der Freund geschlafen?
+question for a dative | Who did you help? | Wem hast du geholfen?
+question for an accusative | Who did I see? | Wen habe ich gesehen?
+verb last, perfect | She got up although it rained. | Sie ist aufgestanden, obwohl es geregnet hat.
+verb last, dass | They know that she worked. | Sie wissen, dass sie gearbeitet hat.
+verb last, modal | Do you know whether I can look for them? | Weißt du, ob ich sie suchen kann?
+indirect question | I ask who is calling her brother. | Ich frage, wer ihren Bruder anruft.
+clause first | If it rains, we must stay at home. | Wenn es regnet, müssen wir zu Hause bleiben.
+infinitive, separable | I forgot to open a door. | Ich habe vergessen, eine Tür aufzumachen.
+infinitive | I tried to read a book. | Ich habe versucht, ein Buch zu lesen.
+relative, subject | The girl who slept is ill. | Das Mädchen, das geschlafen hat, ist krank.
+relative, object | The dog that I had is big. | Der Hund, den ich hatte, ist groß.
+relative, dative | They invited the girls who I thanked. | Sie haben die Mädchen eingeladen, denen ich gedankt habe.
+adjective that loses an e | This is my expensive milk. | Das ist meine teure Milch.
+an | I ate an egg. | Ich habe ein Ei gegessen.
+coordination | You had a book, and you got up. | Du hattest ein Buch und du bist aufgestanden.
+""".strip().splitlines()
+
+# cases of "old" with the man, the woman, the house and the books
+AGREEMENT = """
+the | nom | der alte Mann, die alte Frau, das alte Haus, die alten Bücher
+the | acc | den alten Mann, die alte Frau, das alte Haus, die alten Bücher
+the | dat | dem alten Mann, der alten Frau, dem alten Haus, den alten Büchern
+this | nom | dieser alte Mann, diese alte Frau, dieses alte Haus, diese alten Bücher
+this | acc | diesen alten Mann, diese alte Frau, dieses alte Haus, diese alten Bücher
+this | dat | diesem alten Mann, dieser alten Frau, diesem alten Haus, diesen alten Büchern
+our | nom | unser alter Mann, unsere alte Frau, unser altes Haus, unsere alten Bücher
+our | acc | unseren alten Mann, unsere alte Frau, unser altes Haus, unsere alten Bücher
+our | dat | unserem alten Mann, unserer alten Frau, unserem alten Haus, unseren alten Büchern
+no | nom | kein alter Mann, keine alte Frau, kein altes Haus, keine alten Bücher
+no | acc | keinen alten Mann, keine alte Frau, kein altes Haus, keine alten Bücher
+no | dat | keinem alten Mann, keiner alten Frau, keinem alten Haus, keinen alten Büchern
+ | nom | alter Mann, alte Frau, altes Haus, alte Bücher
+ | acc | alten Mann, alte Frau, altes Haus, alte Bücher
+ | dat | altem Mann, alter Frau, altem Haus, alten Büchern
+""".strip("\n").splitlines()
+
+
+def run(*arguments):
+    command = [sys.executable, str(DEMO / "make_corpus.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
+
+
+def make(folder, *arguments):
+    """Write a corpus, and return the sum of its files."""
+    done = run("--out", folder, *arguments)
+    assert done.returncode == 0, done.stderr
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.iterdir()))).hexdigest()
+
+
+def read(folder, split):
+    return tuple((folder / f"{split}.{language}").read_text(encoding="utf-8").splitlines() for language in ("en", "de"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """{split: (English, German)} of the corpus as the recipe makes it, which is the same everywhere."""
+    folder = tmp_path_factory.mktemp("demo")
+    assert make(folder) == CORPUS_SHA256
+    return {split: read(folder, split) for split in SIZES}
+
+
+@pytest.mark.parametrize("line", CHECKED, ids=[line.partition(" | ")[0] for line in CHECKED])
+def test_sentences_were_checked_by_hand(line, corpus):
+    _, english, german = line.split(" | ")
+    sides = corpus["train"]
+    assert sides[1][sides[0].index(english)] == german
+
+
+@pytest.mark.parametrize("line", AGREEMENT)
+def test_articles_and_adjectives_agree_with_the_noun(line):
+    determiner, case, expected = line.split(" | ")
+    [old] = [adjective for adjective in ADJECTIVES if adjective.en == "old"]
+    nouns = (("man", False), ("woman", False), ("house", False), ("book", True))
+    found = [NounPhrase(NOUN[noun], determiner.strip(), plural, old).de(case) for noun, plural in nouns]
+    assert ", ".join(found) == expected
+
+
+@pytest.mark.parametrize("construction", sentences.CONSTRUCTIONS, ids=lambda function: function.__name__)
+def test_every_construction_gives_well_formed_sentences(construction):
+    sampler = Sampler(7)
+    for _ in range(200):
+        pair = construction(sampler)
+        for text in pair:
+            assert text[0].isupper() and text[-1] in ".?" and text == " ".join(text.split())
+            assert " ," not in text and ",," not in text and not set(text) & set("{}|+_/0123456789")
+        assert pair.en[-1] == pair.de[-1]
+
+
+def test_an_english_sentence_has_one_translation():
+    sampler, known = Sampler(11), {}
+    for _ in range(60_000):
+        pair = sentences.sentence(sampler)
+        assert known.setdefault(pair.en, pair.de) == pair.de, pair.en
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["en", "de"])
+def test_no_sentence_occurs_twice_and_words_occur_often(corpus, side):
+    texts = {split: both[side] for split, both in corpus.items()}
+    assert {split: len(lines) for split, lines in texts.items()} == SIZES
+    assert len({line for lines in texts.values() for line in lines}) == sum(SIZES.values())
+    lengths = [len(line.split()) for line in texts["train"]]
+    assert min(lengths) >= 4 and max(lengths) <= 16 and 7 < sum(lengths) / len(lengths) < 10
+    counts, *others = (Counter(word.strip(".,?").lower() for line in lines for word in line.split())
+                       for lines in texts.values())  # fmt: skip
+    assert 250 <= len(counts) <= 500 and not {*others[0], *others[1]} - {*counts}
+    assert min(counts.values()) >= 10 and sum(count >= 30 for count in counts.values()) >= 0.95 * len(counts)
+
+
+def test_a_copy_of_the_source_scores_next_to_nothing(corpus):
+    english, german = corpus["test"]
+    assert sacrebleu.corpus_bleu(english, [german]).score < 5
+
+
+def test_the_sentence_of_the_docs_is_new_and_has_known_words(corpus):
+    sentence, english = "The old house is beautiful.", corpus["train"][0]
+    assert {*sentence.split()} <= {word for line in english for word in line.split()} and sentence not in english
+    assert f"'{sentence}' | fairseq-deep translate exp/demo" in (ROOT / "examples/README.md").read_text()
+
+
+def test_another_seed_gives_other_bytes_and_a_larger_training_set_the_same_test_set(tmp_path):
+    sizes = ("--valid", 20, "--test", 20, "--train")
+    first, other = (make(tmp_path / str(seed), *sizes, 100, "--seed", seed) for seed in (5, 6))
+    assert first != other
+    make(tmp_path / "larger", *sizes, 200, "--seed", 5)
+    assert all(read(tmp_path / "5", split) == read(tmp_path / "larger", split) for split in ("valid", "test"))
+
+
+@pytest.mark.parametrize("words, problem", [
+    ("", "--out"), ("--out new --train 0", "--train must be at least 1"),
+    ("--out new --valid many", "invalid int value"),
+    ("--out new --train 10000000", "at most"), ("--out new --seed -1", "--seed must not be negative"),
+    ("--out new --hops -1", "--hops must not be negative"), ("--out file", "is a file"),
+    ("--out folder --train 10 --valid 5 --test 5", "valid.de is a folder"),
+])  # fmt: skip
+def test_bad_arguments_get_one_line_and_write_nothing(words, problem, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder/valid.de").mkdir(parents=True)
+    for name in ("folder/train.en", "file"):
+        (tmp_path / name).write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    done = run(*words.split())
+    assert done.returncode == (1 if "folder" in words else 2), done.stderr
+    assert problem in done.stderr and len(done.stderr.splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "folder/train.en").read_text() == "mine"
+
+
+def test_hops(tmp_path):
+    """The answers, by the definition: look up the symbol in the table, as often as the source says."""
+    given = ("--train", "300", "--valid", "60", "--test", "60", "--hops", "6")
+    first, sources = make(tmp_path / "a", *given), []
+    for split in SIZES:
+        for source, target in zip(*read(tmp_path / "a", split)):
+            hops, *table = source.split()
+            images = {f"s{letter}": image for letter, image in zip("abcdefghijklmnop", table, strict=True)}
+            answers = []
+            for symbol in images:
+                for _ in range(int(hops[1:])):
+                    symbol = images[symbol]
+                answers.append(symbol)
+            assert " ".join(answers) == target
+            sources.append(source)
+    counts = Counter(source.split()[0] for source in sources)
+    assert len(set(sources)) == 420 and counts == {f"h{n}": 70 for n in range(1, 7)}
+    assert make(tmp_path / "b", *given) == first
