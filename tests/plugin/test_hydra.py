@@ -20,8 +20,6 @@ from omegaconf import OmegaConf, open_dict
 import fairseq_deep  # noqa: F401
 from fairseq_deep.cli import make_parser
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.recipes.compare.options import Compare
-from fairseq_deep.recipes.recipe import Recipe
 from tests.helpers.commands import PACKAGE, hypotheses, run, saved
 
 ARCH = "transformer_dlcl_6l"

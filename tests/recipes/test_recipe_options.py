@@ -15,7 +15,6 @@ from fairseq import options as fairseq_options
 from fairseq.models import MODEL_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
-from fairseq_deep.cli import main
 
 from fairseq_deep.cli import main
 from fairseq_deep.core.registry import nearest
@@ -73,6 +72,9 @@ REFUSED = [
     ("--smoke maybe", "--smoke must be true or false, not 'maybe'"),
     ("--ngpu two", "--ngpu must be a whole number or auto, not 'two'"),
     ("--max-tokens -5", "--max-tokens must be a whole number of at least 1, not '-5'"),
+    *((f"{flag} {text}", f"not '{text}'") for flag, text in (
+        ("--max-tokens", "08"), ("--max-tokens", "0"), ("--beam", "0"), ("--workers", "0"), ("--gen-batch", "0"),
+        ("--update-freq", "0"), ("--batch-tokens", "0"), ("--max-words", "0"), ("--seed", "007"), ("--ngpu", "01"))),
     ("--lenpen x", "--lenpen must be a number, not 'x'"),
     ("--lenpen ''", "--lenpen must be a number, not ''"),
     ("--lenpen=", "--lenpen must be a number, not ''"),
@@ -230,10 +232,12 @@ def test_a_script_runs_in_any_directory_and_names_a_missing_python(tmp_path):
     folder, programs = tmp_path / "odd $folder 'x'", tmp_path / "bin"
     folder.mkdir()
     programs.mkdir()
+    (tmp_path / "examples").mkdir()
     given = {"capture_output": True, "text": True, "cwd": folder, "timeout": 60}
     words = [MAIN, "--dry-run", "--ngpu", "8", "--exp", "my exp"]
-    train = command(subprocess.run(words, **given).stdout.splitlines(), "fairseq-train")
-    assert value(train, "--save-dir") == str(folder / "my exp/checkpoints") and os.listdir(folder) == []
+    done = subprocess.run(words, env={**os.environ, "CDPATH": f"{tmp_path}:."}, **given)
+    train = command(done.stdout.splitlines(), "fairseq-train")
+    assert done.stderr == "" and value(train, "--save-dir") == str(folder / "my exp/checkpoints") and os.listdir(folder) == []
     for name in ("bash", "dirname"):
         (programs / name).symlink_to(shutil.which(name))
     done = subprocess.run(words, env={"PATH": str(programs), "FAIRSEQ_DEEP_ENV": "current"}, **given)
