@@ -14,7 +14,7 @@ sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__
 from fairseq_deep.errors import UsageError  # noqa: E402
 from fairseq_deep.recipes import engine, watch  # noqa: E402
 from fairseq_deep.recipes.recipe import Recipe  # noqa: E402
-from fairseq_deep.recipes.text import corpus, rebuild, subwords, wmt16_tar  # noqa: E402
+from fairseq_deep.recipes.text import corpus, rebuild, subwords  # noqa: E402
 
 
 class Plan:
@@ -37,19 +37,8 @@ def flags(*names):
 
 
 def run_corpus():
-    if "--lengths" in sys.argv:
-        run_lengths()
-        return
     args = flags("source-lang", "target-lang", "data", "out", "route")
     corpus.copy_corpus(args.data, args.out, (args.source_lang, args.target_lang), args.route)
-
-
-def run_lengths():
-    at = sys.argv.index("--positions")
-    positions, sys.argv[at : at + 3] = list(map(int, sys.argv[at + 1 : at + 3])), []
-    args = flags("source-lang", "target-lang", "lengths", "max-tokens")
-    langs = (args.source_lang, args.target_lang)
-    corpus.check_lengths(args.lengths, langs, int(args.max_tokens), dict(zip(langs, positions)))
 
 
 def run_rebuild():
@@ -67,13 +56,6 @@ def run_subwords():
     settings = subwords.Settings((args.source_lang, args.target_lang), args.bpe or "joint", *numbers,
                                  args.lowercase == "true", int(args.workers or 1))  # fmt: skip
     subwords.cut_corpus(args.text, args.out, settings)
-
-
-def run_wmt16_tar():
-    args = flags("source-lang", "target-lang", "tar", "out", "sha256", "lines")
-    options = {"source_lang": args.source_lang, "target_lang": args.target_lang, "data_tar": args.tar}
-    options.update(data_sha256=args.sha256, data_lines=args.lines)
-    wmt16_tar.unpack(Plan({"text": args.out}, **options))
 
 
 def run_process():
