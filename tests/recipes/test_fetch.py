@@ -83,7 +83,8 @@ def test_a_corrupt_archive_leaves_nothing_and_can_be_fetched_again(home, tmp_pat
     whole = archive.read_bytes()
     bad = {"cut": whole[: len(whole) // 2], "empty": b"", "other": b"<html>quota</html>", "last byte": whole[:-1]}
     archive.write_bytes(bad[damage])
-    refuse(f"{archive.name}: ", tmp_path, home.as_uri())
+    problem = "the file is empty" if damage == "empty" else "truncated or invalid tar.gz archive"
+    refuse(f"{archive.name}: {problem}", tmp_path, home.as_uri())
     assert [path.name for path in (tmp_path / "archives").iterdir()] == ["de-en.tgz"]
     archive.write_bytes(whole)
     make(tmp_path, home.as_uri())
@@ -271,7 +272,8 @@ def test_the_preprocessed_archive_is_unpacked_by_the_recipe(tmp_path, tools):
 @pytest.mark.parametrize("changed, given, problem", [
     ({"test": None}, {}, "lacks newstest2014.tok.bpe.32000.de, newstest2014.tok.bpe.32000.en"),
     ({"valid": ("a\n" * 3, "a\n" * 4)}, {}, "has 3 lines but"), ({}, {"sha256": "ab" * 32}, f"not {'ab' * 32}"),
-    ({}, {"wanted": "train=5-9"}, "has 4 lines, not 5 to 9"), ({}, {"wanted": "train=-5"}, "SET=N or SET=MIN-MAX"),
+    ({}, {"wanted": "train=5-9"}, "has 4 lines, not 5 to 9"), ({}, {"wanted": "train=1-3"}, "has 4 lines, not 1 to 3"),
+    ({}, {"wanted": "train=-5"}, "SET=N or SET=MIN-MAX"),
     ({}, {"wanted": "more=5"}, "SET=N or SET=MIN-MAX"),
 ])  # fmt: skip
 def test_another_preprocessed_archive_is_refused(tmp_path, changed, given, problem):
