@@ -1,6 +1,7 @@
 """Training on several machines, which run the same command with different ranks.
 
-The first machine runs all stages. The others only train: they start torchrun at once, which connects to the first one when it begins to train.
+The first machine runs all stages. The others only train: they start torchrun at once, which connects to the first one
+when it begins to train.
 """
 
 from __future__ import annotations
