@@ -29,13 +29,13 @@ LENGTHS = ("--warmup-updates", "--cooldown-updates", "--total-num-update")
 """Lengths of a schedule, which a shorter search scales."""
 
 
-def shorten(words):
+def shorten(words: list[str]) -> list[str]:
     """Return flags that fit the schedule of a command with *words* into a few updates."""
     cooldown = flags_of(words).get("--lr-scheduler") == "inverse_sqrt_cooldown"
     return ["--warmup-updates", "4", "--cooldown-updates", "4"] if cooldown else []
 
 
-def fit_schedule(words, more):
+def fit_schedule(words: list[str], more: list[str]) -> list[str]:
     """Return *words* without ``--warmup-init-lr`` if the schedule, which the words in *more* can change, lacks it."""
     if flags_of([*words, *more]).get("--lr-scheduler", "inverse_sqrt") in STARTED or "--warmup-init-lr" not in words:
         return words
@@ -43,21 +43,21 @@ def fit_schedule(words, more):
     return [*words[:place], *words[place + 2 :]]
 
 
-def scaled(words, share, names=LENGTHS):
+def scaled(words: list[str], share: float, names: tuple[str, ...] = LENGTHS) -> list[str]:
     """Return flags that multiply the lengths *names* of the schedule in *words* by *share*."""
     given = flags_of(words) if share != 1 else {}
     lengths = {name: int(given[name]) for name in names if given.get(name, "").isdecimal()}
     return [word for name, value in lengths.items() if value for word in (name, str(max(1, round(value * share))))]
 
 
-def effective(command):
+def effective(command: list[str]) -> dict[str, str]:
     """Return the flags of a fairseq-train command that change the trained model."""
     flags = flags_of(command[2:])
     planned = ("--max-update",) if flags.get("--lr-scheduler") in PLANNED else ()
     return {flag: value for flag, value in flags.items() if flag not in FREE or flag in planned}
 
 
-def difference(before, now):
+def difference(before: list[str], now: list[str]) -> str:
     """Describe the difference between two commands; empty if they train the same model."""
     old, new = effective(before), effective(now)
     parts = []
@@ -67,11 +67,11 @@ def difference(before, now):
     return "; ".join(parts)
 
 
-def _words(flag, found):
+def _words(flag: str, found: dict[str, str]) -> str:
     return f"{flag} {found[flag]}".strip() if flag in found else f"without {flag}"
 
 
-def read_command(path):
+def read_command(path: str) -> list[str]:
     """Return the words of the command in the file *path*; empty if the file does not exist."""
     if not os.path.exists(path):
         return []
@@ -79,13 +79,13 @@ def read_command(path):
         return shlex.split(stream.read())
 
 
-def can_resume(folder):
+def can_resume(folder: str) -> bool:
     """Return whether fairseq-train would resume from a checkpoint in *folder*."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     return any(re.fullmatch(r"checkpoint(_last|\d+|_\d+_\d+)\.pt", name) for name in names)
 
 
-def check(path, exp, command):
+def check(path: str, exp: str, command: list[str]) -> None:
     """Reject a *command* that trains another model than the command in the file *path*, which began *exp*."""
     before = read_command(path)
     changed = difference(before, command) if before else ""

@@ -1,18 +1,20 @@
 """The model of a training command: whether its architecture exists, and the formats that it can have."""
 
+from __future__ import annotations
+
 import logging
 import sys
 
 from fairseq_deep.errors import UsageError, nearest
 
 
-def unblock_fairseq():
+def unblock_fairseq() -> None:
     """Allow the import of fairseq, which the driver blocks, since it takes seconds."""
     if sys.modules.get("fairseq", 1) is None:
         del sys.modules["fairseq"]
 
 
-def describe_exports(command):
+def describe_exports(command: list[str]) -> str:
     """Describe the formats that the model of a training *command* can have; empty if it has no model of this package.
 
     Other problems are reported by fairseq-train.
@@ -41,7 +43,7 @@ def describe_exports(command):
     return line + (f"; not {missing} ({why})" if missing else "")
 
 
-def check_arch(name):
+def check_arch(name: str) -> None:
     """Reject an architecture that neither fairseq nor this package registers."""
     unblock_fairseq()
     from fairseq.models import ARCH_MODEL_REGISTRY

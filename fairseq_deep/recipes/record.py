@@ -14,6 +14,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import records
@@ -24,23 +26,26 @@ from fairseq_deep.tools.output_files import write_text
 from .changes import effective, read_command
 from .options import ROOT
 
+if TYPE_CHECKING:
+    from .recipe import Recipe
+
 PACKAGES = ("fairseq-deep", "fairseq", "torch", "numpy", "sacrebleu", "sacremoses", "subword-nmt")
 SPEED = re.compile(r"\(([\d.]+) sentences/s, ([\d.]+) tokens/s\)")
 """The end of fairseq-generate's log."""
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 
 
-def version(package):
+def version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
 
 
-def commit():
+def commit() -> str:
     """Return the commit of the repository, marked if there are local changes."""
 
-    def git(*words):
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True)
 
     try:
@@ -52,7 +57,7 @@ def commit():
         return "unknown"
 
 
-def hardware(gpus):
+def hardware(gpus: int) -> str:
     if not gpus:
         return f"{os.cpu_count()} cores, {describe_cpu()[0]}"
     import torch
@@ -65,7 +70,7 @@ def hardware(gpus):
     return f"{gpus} x {torch.cuda.get_device_name(0)}"
 
 
-def check_packages(names):
+def check_packages(names: list[str]) -> None:
     """Reject a run without a package that a later stage requires."""
     for name in names:
         if importlib.util.find_spec(name) is None:
@@ -74,14 +79,14 @@ def check_packages(names):
             )
 
 
-def write_environment(path, gpus):
+def write_environment(path: str, gpus: int) -> None:
     """Record versions, commit and hardware."""
     facts = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
     facts.update(commit=commit(), system=platform.platform(), hardware=hardware(gpus))
     write_text(path, "".join(f"{key:13} {value}\n" for key, value in facts.items()))
 
 
-def read_environment(exp):
+def read_environment(exp: str) -> dict[str, str]:
     try:
         with open(os.path.join(exp, "env.txt"), encoding="utf-8") as stream:
             return dict(line.rstrip("\n").split(None, 1) for line in stream)
@@ -89,17 +94,17 @@ def read_environment(exp):
         return {}
 
 
-def read_json(path, schema=None):
+def read_json(path: str, schema: Any = None) -> dict[str, Any]:
     """Return the content of *path*; empty if the file does not exist."""
     return records.read_json(path, schema or {}, "delete it, then run the same command again")
 
 
-def read_records(exp):
+def read_records(exp: str) -> list[dict[str, Any]]:
     """Return the lines of ``train.jsonl``, except lines that a full disk or a power cut has truncated."""
     return list(records.read_json_lines(os.path.join(exp, "train.jsonl"), records.TRAINED))
 
 
-def training_facts(exp):
+def training_facts(exp: str) -> dict[str, Any]:
     """Return updates, epochs, validation perplexities, hours and commits of all sessions, and parameters."""
     facts, sessions, commits, perplexities = {}, {}, [], {}
     if os.path.exists(os.path.join(exp, "train.jsonl")):
@@ -122,7 +127,7 @@ def training_facts(exp):
     return facts
 
 
-def trained_with(exp):
+def trained_with(exp: str) -> dict[str, Any]:
     """Return the settings that the model was trained with, independent of the current command."""
     flags = effective(read_command(os.path.join(exp, "train.sh")))
     try:
@@ -145,13 +150,13 @@ def trained_with(exp):
     }
 
 
-def read_scores(exp, subset):
+def read_scores(exp: str, subset: str) -> dict[str, dict[str, Any]]:
     measures = {"sacrebleu": "", "tokenised": "-tokenized", "compound_split": "-compound-split"}
     paths = {name: os.path.join(exp, f"score-{subset}{suffix}.json") for name, suffix in measures.items()}
     return {name: read_json(path, records.SCORE) for name, path in paths.items()}
 
 
-def result_line(exp, system="", command="", seed=None):
+def result_line(exp: str, system: str = "", command: str = "", seed: int | None = None) -> dict[str, Any]:
     """Return the line of a finished run in ``results.jsonl``.
 
     Args:
@@ -184,20 +189,20 @@ def result_line(exp, system="", command="", seed=None):
     }  # fmt: skip
 
 
-def _losses(line):
+def _losses(line: dict[str, Any]) -> dict[str, float]:
     """Return the losses of a validation, by our names."""
     names = {"valid_loss": "valid_loss", "valid_nll": "valid_nll_loss", "valid_ppl": "valid_ppl"}
     return {ours: float(line[name]) for ours, name in names.items() if name in line}
 
 
-def _decoding_speed(exp):
+def _decoding_speed(exp: str) -> tuple[float | None, float | None]:
     """Return sentences and tokens per second of the last translation, from fairseq-generate's log."""
     with open(os.path.join(exp, "logs", "6-generate.log"), encoding="utf-8", errors="replace") as stream:
         found = SPEED.findall(stream.read())
     return tuple(map(float, found[-1])) if found else (None, None)
 
 
-def _diagnosed(exp):
+def _diagnosed(exp: str) -> dict[str, Any]:
     """Return the results of ``fairseq-deep diagnose``, if a comparison has run it."""
     models = read_json(os.path.join(exp, "diagnose.json")).get("models")
     if not models:
@@ -207,13 +212,13 @@ def _diagnosed(exp):
     return {"source_gain": mean["source_gain"], **ends}
 
 
-def median(values):
+def median(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
-def read_data(exp):
+def read_data(exp: str) -> dict[str, Any]:
     for folder in ("raw", "bpe"):
         data = read_json(os.path.join(exp, "text", folder, "data.json"), records.DATA)
         if data:
@@ -221,23 +226,23 @@ def read_data(exp):
     return {}
 
 
-def write_search(exp, options):
+def write_search(exp: str, options: Recipe) -> None:
     """Record the search settings of the translations; a later command of stage 7 can have other options."""
     write_json(os.path.join(exp, records.SEARCHED), _search_of(options))
 
 
-def read_search(exp, options):
+def read_search(exp: str, options: Recipe) -> dict[str, Any]:
     """Return the search settings of the translations; without a record those of *options*."""
     return records.read_json(os.path.join(exp, records.SEARCHED), records.SEARCH, records.AGAIN) or _search_of(options)
 
 
-def _search_of(options):
+def _search_of(options: Recipe) -> dict[str, Any]:
     texts = {name: getattr(options, name) for name in ("lenpen", "max_len_a")}  # as given, such as "0.6"
     numbers = {name: float(text) if "." in text else int(text) for name, text in texts.items()}
     return {**{name: getattr(options, name) for name in ("beam", "gnmt_lenpen", "max_len_b")}, **numbers}
 
 
-def collect(exp, subsets, settings):
+def collect(exp: str, subsets: list[str], settings: dict[str, Any]) -> dict[str, Any]:
     """Return the record of the run: values for a table of results, followed by the details.
 
     Args:
@@ -265,7 +270,7 @@ def collect(exp, subsets, settings):
     return {**record, "environment": env, "data": data, "scores": scores}
 
 
-def measures(test):
+def measures(test: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the scores of a test set; many language pairs have only BLEU."""
     found = {
         "bleu": test["sacrebleu"]["bleu"],
@@ -277,12 +282,12 @@ def measures(test):
     return {"signature": test["sacrebleu"]["signature"], **known}
 
 
-def text_lines(path):
+def text_lines(path: str) -> list[str]:
     with open(path, encoding="utf-8") as stream:
         return stream.read().split("\n")
 
 
-def samples(exp, source_lang, target_lang, count=3):
+def samples(exp: str, source_lang: str, target_lang: str, count: int = 3) -> list[tuple[str, ...]]:
     """Choose a few short translations, evenly distributed over the test set: (source, ours, reference)."""
     source = os.path.join(exp, "text", "raw", f"test.{source_lang}")
     if not os.path.exists(source):
@@ -293,13 +298,13 @@ def samples(exp, source_lang, target_lang, count=3):
     return [tuple(joined(text, "subword-nmt") for text in row) for row in chosen]
 
 
-def difference(against):
+def difference(against: dict[str, Any]) -> str:
     """Describe the difference to the other system and its significance."""
     parts = [f"{name} {found['difference']:+.2f} (p {found['p']:.3f})" for name, found in against["measures"].items()]
     return f"{against['system']}: {', '.join(parts)}"
 
 
-def table_rows(exp, record, target_lang):
+def table_rows(exp: str, record: dict[str, Any], target_lang: str) -> list[tuple[str, str]]:
     scores = record["scores"].get("test")
     updates, epochs, minutes = record.get("updates", 0), record.get("epochs", 0), 60 * record.get("train_hours", 0)
     rows = [
@@ -324,7 +329,7 @@ def table_rows(exp, record, target_lang):
     return rows + [(label, os.path.join(exp, name)) for label, name in files]
 
 
-def print_table(exp, langs, record):
+def print_table(exp: str, langs: tuple[str, str], record: dict[str, Any]) -> None:
     """Print a few translations and the table of results."""
     print()
     scored = "bleu" in record
@@ -337,12 +342,12 @@ def print_table(exp, langs, record):
         print(f"BLEU = {record['bleu']:.2f}")
 
 
-def print_next(exp):
+def print_next(exp: str) -> None:
     """Print commands for the trained model in *exp*."""
     print(f"  {'next':11} fairseq-deep translate {shlex.quote(exp)} --input FILE")
     print(f"  {'':11} fairseq-deep package {shlex.quote(exp)} --output DIR")
 
 
-def write_json(path, content):
+def write_json(path: str, content: Any) -> None:
     """Write an object to a file atomically."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")

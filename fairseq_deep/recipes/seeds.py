@@ -10,6 +10,7 @@ import glob
 import os
 import re
 import shutil
+from typing import TYPE_CHECKING, Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.records import RESULT
@@ -18,6 +19,9 @@ from fairseq_deep.tools.tables import format_table
 
 from .record import print_next, read_json, write_json
 from .stages import read_marker
+
+if TYPE_CHECKING:
+    from .plan import Plan
 
 # name in RESULT.json, column header, format
 FIGURES = (
@@ -31,7 +35,7 @@ FIGURES = (
 ROWS = (("mean", "mean"), ("std", "std"), ("least", "min"), ("most", "max"))
 
 
-def figures(record):
+def figures(record: dict[str, Any]) -> dict[str, Any]:
     """Return the results of one seed for the table; ``difference`` and ``p`` refer to BLEU."""
     score = record["scores"].get("test", {}).get("sacrebleu", {})
     other = score.get("against", {}).get("measures", {}).get("BLEU", {})
@@ -41,7 +45,7 @@ def figures(record):
     return {name: value for name, value in known.items() if value is not None}
 
 
-def collect(exp, seeds, failed):
+def collect(exp: str, seeds: list[int], failed: list[int]) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
     """Return the record of all seeds, and the results of each."""
     records = {seed: read_json(os.path.join(exp, f"seed{seed}", "RESULT.json"), RESULT) for seed in seeds}
     for seed, record in records.items():
@@ -58,7 +62,7 @@ def collect(exp, seeds, failed):
     return {**summary, **facts}, found
 
 
-def table(summary, found, failed):
+def table(summary: dict[str, Any], found: dict[int, dict[str, Any]], failed: list[int]) -> str:
     """Format a table with a row per seed and per entry of ``ROWS``."""
     columns = [column for column in FIGURES if any(column[0] in row for row in found.values())]
     lines = [["seed", *(head for _, head, _ in columns)]]
@@ -73,7 +77,7 @@ def table(summary, found, failed):
     return format_table(lines, right=range(1, len(columns) + 1), indent="  ")
 
 
-def parse(text):
+def parse(text: str) -> list[int]:
     """Parse a number of seeds (3: seeds 1, 2 and 3), or a list with at least one comma ("4,7" or "7,").
 
     Raises:
@@ -90,7 +94,7 @@ def parse(text):
     return seeds
 
 
-def resolve(plan):
+def resolve(plan: Plan) -> list[int]:
     """Return the seeds of a plan; empty for a single run."""
     options = plan.options
     if not options.seeds:
@@ -105,14 +109,14 @@ def resolve(plan):
     return found
 
 
-def holds_seeds(folder):
+def holds_seeds(folder: str) -> bool:
     """Return whether *folder* has runs of several seeds."""
     return any(
         glob.glob(os.path.join(glob.escape(folder), "seed[0-9]*", name)) for name in ("checkpoints", "test.hyp.*")
     )
 
 
-def link_text(shared, folder):
+def link_text(shared: str, folder: str) -> None:
     """Link the text of the directory *shared* into the directory of a run, with the markers of its stages.
 
     A text of the run itself is replaced if it differs.
@@ -131,7 +135,7 @@ def link_text(shared, folder):
             shutil.copyfile(os.path.join(shared, name), os.path.join(folder, name))
 
 
-def unlink_text(folder):
+def unlink_text(folder: str) -> bool:
     """Remove links to the text of another run; return whether there were any."""
     links = [path for path in (os.path.join(folder, part) for part in ("text", "data-bin")) if os.path.islink(path)]
     for path in links:
@@ -139,7 +143,7 @@ def unlink_text(folder):
     return bool(links)
 
 
-def summarise(exp, seeds, failed):
+def summarise(exp: str, seeds: list[int], failed: list[int]) -> None:
     """Write the record of all seeds and print their table."""
     if not seeds:
         return

@@ -17,7 +17,7 @@ from . import model, nodes, record
 from .changes import can_resume
 from .engine import Failed
 from .options import EXAMPLES, ROOT, flag_of, quote
-from .runner import Runner
+from .runner import Runner, Stage
 from .text.corpus import check_lengths, copy_corpus
 from .watch import Echo, Generate, Train, Watch
 
@@ -301,4 +301,4 @@ async def _score_pairs(runner: Runner, cased: list[str]) -> None:
     await runner.run("fairseq-deep", "score", *words, watch=Echo())
 
 
-STAGES = [set_up, get_data, cut_text, binarise, train, average, generate, score]
+STAGES: list[Stage] = [set_up, get_data, cut_text, binarise, train, average, generate, score]

@@ -1,7 +1,10 @@
 """Results of a comparison: values per seed, statistics over seeds, and the paired bootstrap."""
 
+from __future__ import annotations
+
 import os
 import re
+from typing import TYPE_CHECKING, Any
 
 from fairseq_deep.plugin.bleu import bleu_for
 from fairseq_deep.recipes.changes import read_command
@@ -10,6 +13,14 @@ from fairseq_deep.tools import results
 from fairseq_deep.tools.command_lines import flags_of
 from fairseq_deep.tools.results import spread
 from fairseq_deep.tools.significance import paired_bootstrap, read_run
+
+if TYPE_CHECKING:
+    from .systems import System
+    from .trainings import Run
+
+Row = dict[str, Any]
+Curves = dict[int, dict[int, float]]
+"""Loss by seed and update."""
 
 FIGURES = (*results.FIGURES, "equal_time", "difference")  # these have a mean and a spread over the seeds
 FACTS = ("tokens_per_update", "updates", "precision", "devices", "hardware", "commit", "date")
@@ -20,12 +31,12 @@ DIVERGED = re.compile(r"\bnan\b|\binf(inite)?\b|diverged in update|loss scale|no
 PATH = re.compile(r"\S*/\S*/\S*")  # a directory may be called nan
 
 
-def diverged(reason):
+def diverged(reason: str) -> bool:
     """Return whether a run failed because of its method or settings, as opposed to the machine."""
     return bool(DIVERGED.search(PATH.sub("", reason)))
 
 
-def rows(systems, runs, resamples, folder=""):
+def rows(systems: list[System], runs: list[Run], resamples: int, folder: str = "") -> list[Row]:
     """Return one record per system; the first system is the baseline.
 
     Args:
@@ -57,8 +68,8 @@ def rows(systems, runs, resamples, folder=""):
     return found
 
 
-def _row(system, runs, lines):
-    row = {"system": system.label, "command": system.text, "parameters": None, "done": [], "failed": {}, "seeds": {}}
+def _row(system: System, runs: list[Run], lines: dict[str, dict[str, Any]]) -> Row:
+    row: Row = {"system": system.label, "command": system.text, "parameters": None, "done": [], "failed": {}, "seeds": {}}
     row.update(line=system.line, depth=system.depth, tuned={f"{rate:g}": loss for rate, loss in system.tuned.items()})
     row.update(wanted=[run.seed for run in runs], curve={}, folders={})
     for run in runs:
@@ -74,7 +85,7 @@ def _row(system, runs, lines):
     return row
 
 
-def equal_time(curves, steps):
+def equal_time(curves: dict[str, Curves], steps: dict[str, float | None]) -> dict[str, dict[int, float | None]]:
     """Return the losses at the time when the fastest system finished.
 
     Args:
@@ -92,7 +103,7 @@ def equal_time(curves, steps):
     }
 
 
-def loss_at(curve, updates):
+def loss_at(curve: dict[int, float], updates: float) -> float | None:
     """Return the loss after *updates* updates, by linear interpolation; None before the first validation."""
     before = [update for update in curve if update <= updates]
     after = [update for update in curve if update >= updates]
@@ -103,7 +114,7 @@ def loss_at(curve, updates):
     return curve[low] + share * (curve[high] - curve[low])
 
 
-def bootstrap(found, resamples):
+def bootstrap(found: list[Row], resamples: int) -> None:
     """Run a paired bootstrap between the first system and each other, per seed, and add "p" to the values.
 
     Two systems below a BLEU of 1 have no p: their translations are chance.
@@ -123,12 +134,12 @@ def bootstrap(found, resamples):
         first["seeds"][seed].update(bootstrap=measured.signature)
 
 
-def _target_of(folder):
+def _target_of(folder: str) -> str:
     """Return the target language of a finished run."""
     return flags_of(read_command(os.path.join(folder, "train.sh"))).get("--target-lang", "")
 
 
-def facts(found):
+def facts(found: list[Row]) -> dict[str, str]:
     """Return common properties of all runs; if runs differ, a property has all values."""
     figures = [row["seeds"][seed] for row in found for seed in row["done"]]
     shared = {}

@@ -1,12 +1,16 @@
 """The systems of a comparison: parsing of the user's input, and checks of architectures and flags."""
 
+from __future__ import annotations
+
 import argparse
 import logging
 import os
 import re
 import shlex
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fairseq_deep.core.registry import nearest
 from fairseq_deep.errors import UsageError
@@ -54,11 +58,11 @@ class System:
     tuned: dict = field(default_factory=dict)
 
     @property
-    def text(self):
+    def text(self) -> str:
         return " ".join([self.arch, *map(shlex.quote, self.flags)])
 
 
-def read_systems(words, path):
+def read_systems(words: list[str], path: str) -> list[System]:
     """Parse the systems of the command line and of the file *path*, in order."""
     lines = list(words)
     if path:
@@ -78,7 +82,7 @@ def read_systems(words, path):
     return systems
 
 
-def _known_architectures():
+def _known_architectures() -> dict[str, Any]:
     from fairseq.models import ARCH_MODEL_REGISTRY
 
     import fairseq_deep  # noqa: F401  # registers our architectures
@@ -86,7 +90,7 @@ def _known_architectures():
     return ARCH_MODEL_REGISTRY
 
 
-def _parse(line, known):
+def _parse(line: str, known: dict[str, Any]) -> System:
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -109,7 +113,7 @@ def _parse(line, known):
     return System(label, arch, words[1:])
 
 
-def check(systems, command, width):
+def check(systems: list[System], command: list[str], width: int) -> None:
     """Parse the flags of all systems like fairseq-train, and build each model without memory.
 
     Args:
@@ -137,7 +141,7 @@ def check(systems, command, width):
             raise UsageError(f"{system.label}: {error}") from error
 
 
-def _check_one(system, base, width):
+def _check_one(system: System, base: list[str], width: int) -> None:
     problem = None
     # models reject a feed-forward width for stacks without feed-forward sub-layers
     for sides in (("encoder", "decoder"), ("encoder",), ("decoder",), ()) if width else ((),):
@@ -154,7 +158,7 @@ def _check_one(system, base, width):
     raise problem
 
 
-def _model_settings(arch, args):
+def _model_settings(arch: str, args: argparse.Namespace) -> dict[str, Any]:
     from fairseq.models import ARCH_MODEL_REGISTRY
 
     parser = argparse.ArgumentParser()
@@ -164,13 +168,13 @@ def _model_settings(arch, args):
     return {name: getattr(args, name) for name in sorted(names) if hasattr(args, name)}
 
 
-def parse_flags(words):
+def parse_flags(words: list[str]) -> argparse.Namespace:
     """Return the flags of a fairseq-train command; raise `UsageError` where fairseq's parser would exit."""
     from fairseq import options
 
     parser = options.get_training_parser()
 
-    def refuse(message):
+    def refuse(message: str) -> None:
         unknown = re.search(r"unrecognized arguments: (\S+)", message)
         if unknown:
             flag = unknown[1].partition("=")[0]
@@ -181,7 +185,7 @@ def parse_flags(words):
     return options.parse_args_and_arch(parser, list(words))
 
 
-def _own_names(args):
+def _own_names(args: argparse.Namespace) -> set[str]:
     """Return the options of model, optimizer and scheduler, which may differ between systems."""
     from fairseq.models import ARCH_MODEL_REGISTRY
     from fairseq.registry import REGISTRIES
@@ -194,7 +198,7 @@ def _own_names(args):
     return {action.dest for action in parser._actions}
 
 
-def _check_equal(shared, own):
+def _check_equal(shared: argparse.Namespace, own: argparse.Namespace) -> None:
     names = (vars(shared).keys() | vars(own).keys()) - OWN - (_own_names(shared) | _own_names(own)) | SHARED
     for name in sorted(names):
         if getattr(shared, name, None) != getattr(own, name, None):
@@ -202,7 +206,7 @@ def _check_equal(shared, own):
             raise UsageError(f"{flag} must be the same for all systems: omit it in this one")
 
 
-def _build(system, args):
+def _build(system: System, args: argparse.Namespace) -> None:
     """Build a model of this package without memory; fairseq's own models are not checked."""
     if not system.ours:
         return
@@ -217,7 +221,7 @@ def _build(system, args):
         DeepTransformerModel.build_model(argparse.Namespace(**vars(args)), task)
 
 
-def check_unchanged(systems, folder):
+def check_unchanged(systems: list[System], folder: str) -> Callable[[], None]:
     """Reject a label of another system in *folder*, or changed presets; return a function that saves new systems.
 
     Options that exist in only one version of the package are not compared.
@@ -240,7 +244,7 @@ def check_unchanged(systems, folder):
                 )
         fresh += [] if old else [(path, now)]
 
-    def save():
+    def save() -> None:
         for path, note in fresh:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             write_json(path, note)

@@ -1,11 +1,14 @@
 """The table of a comparison: ``table.md`` for readers, ``table.csv`` and ``table.json`` for programs."""
 
+from __future__ import annotations
+
 import csv
 import io
 import json
 import os
+from typing import Any
 
-from fairseq_deep.recipes.compare.results import FIGURES
+from fairseq_deep.recipes.compare.results import FIGURES, Row
 from fairseq_deep.recipes.compare.tune import format_rates
 from fairseq_deep.tools.output_files import write_text
 
@@ -27,7 +30,7 @@ COLUMNS = (
 SPREAD = ("valid_loss", "bleu", "difference")  # shown with minimum and maximum
 
 
-def write(folder, rows, facts):
+def write(folder: str, rows: list[Row], facts: dict[str, str]) -> str:
     """Write the three files, and return the text of the first."""
     text = f"{_lay_out(rows)}\n\n{_notes(rows, facts)}\n"
     write_text(os.path.join(folder, "table.md"), text)
@@ -37,7 +40,7 @@ def write(folder, rows, facts):
     return text
 
 
-def _lay_out(rows):
+def _lay_out(rows: list[Row]) -> str:
     columns = [column for column in COLUMNS if any(row[column[1]] for row in rows)]
     head = ["system", "seeds", "parameters"]
     for name, figure, _ in columns:
@@ -45,7 +48,7 @@ def _lay_out(rows):
     return markdown([head, *(_cells(row, columns) for row in rows)], left=(0,))
 
 
-def markdown(cells, left):
+def markdown(cells: list[list[str]], left: tuple[int, ...]) -> str:
     """Format a Markdown table from rows of strings, header first; columns with an index in *left* are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*cells)]
     rule = ["-" * width if index in left else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
@@ -56,7 +59,7 @@ def markdown(cells, left):
     return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
 
 
-def _cells(row, columns):
+def _cells(row: Row, columns: list[tuple[str, str, str]]) -> list[str]:
     cells = [row["system"], seeds(row), f"{row['parameters']:,}" if row["parameters"] else "-"]
     for _, figure, form in columns:
         cells.append(show(row[figure], form, figure in SPREAD))
@@ -66,14 +69,14 @@ def _cells(row, columns):
     return [cell or "-" for cell in cells]
 
 
-def seeds(row):
+def seeds(row: Row) -> str:
     """Describe the numbers of finished, wanted and failed seeds."""
     done, wanted = len(row["done"]), len(row["wanted"])
     text = str(done) if done == wanted else f"{done} of {wanted}"
     return f"{text} ({len(row['failed'])} FAILED)" if row["failed"] else text
 
 
-def show(value, form, with_spread):
+def show(value: dict[str, Any] | None, form: str, with_spread: bool) -> str:
     """Format a mean, with minimum and maximum over seeds if *with_spread*."""
     if value is None:
         return "-"
@@ -83,7 +86,7 @@ def show(value, form, with_spread):
     return f"{mean} [{format(value['min'], form)}, {format(value['max'], form)}]"
 
 
-def _notes(rows, facts):
+def _notes(rows: list[Row], facts: dict[str, str]) -> str:
     low = [row["bleu"]["min"] for row in rows if row["bleu"]]
     weak = " Two systems below a BLEU of 1 have no p; see the loss." if min(low, default=1) < 1 else ""
     wanted = sorted({seed for row in rows for seed in row["wanted"]})
@@ -111,7 +114,7 @@ def _notes(rows, facts):
     return "\n\n".join([*lines[:3], "\n".join(f"- {line}" for line in lines[3:])])
 
 
-def _csv(rows):
+def _csv(rows: list[Row]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     parts = ("mean", "min", "max", "std")
