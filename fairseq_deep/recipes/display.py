@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import threading
 import time
 from typing import Any
 
@@ -58,7 +57,7 @@ class Display:
     """
 
     def __init__(self, every: float = 10):
-        self.bars, self.lock, self.ids, self.first = _make_bars(), threading.Lock(), {}, {}
+        self.bars, self.ids, self.first = _make_bars(), {}, {}
         self.every, self.begun, self.drawn = every, time.time(), 0.0
         self.due = self.begun + every
 
@@ -91,8 +90,7 @@ class Display:
         ends = "" if left in (None, math.inf) else f"left {clock(left)}"
         if self.bars is not None:
             count = f"{done:,.9g}{f'/{total:,.9g}' if total else ''} {unit}" if unit else clock(now - self.begun)
-            with self.lock:
-                self._draw(name, total or None, completed=done, count=count, note=plain(note), left=ends)
+            self._draw(name, total or None, completed=done, count=count, note=plain(note), left=ends)
         elif self.is_due():
             self.due = now + self.every
             words = ", ".join(filter(None, (f"{done:,.9g}{f' of {total:,.9g}' if total else ''} {unit}", note, ends)))
@@ -109,23 +107,20 @@ class Display:
 
     def print(self, text: str) -> None:
         """Print *text* above the bars."""
-        with self.lock:
-            if self.bars is not None and self.bars.live.is_started:
-                self.bars.console.print(plain(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
-            else:
-                print(text, flush=True)
+        if self.bars is not None and self.bars.live.is_started:
+            self.bars.console.print(plain(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
+        else:
+            print(text, flush=True)
 
     def remove(self, name: str) -> None:
         """Remove a bar."""
-        with self.lock:
-            if name in self.ids:
-                self.bars.remove_task(self.ids.pop(name))
+        if name in self.ids:
+            self.bars.remove_task(self.ids.pop(name))
 
     def close(self) -> None:
         """Stop updating the bars; they remain above later output."""
-        with self.lock:
-            if self.bars is not None:
-                self.bars.stop()
+        if self.bars is not None:
+            self.bars.stop()
 
 
 def plain(text: str) -> str:

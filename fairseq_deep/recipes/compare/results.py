@@ -69,8 +69,9 @@ def rows(systems: list[System], runs: list[Run], resamples: int, folder: str = "
 
 
 def _row(system: System, runs: list[Run], lines: dict[str, dict[str, Any]]) -> Row:
-    row: Row = {"system": system.label, "command": system.text, "parameters": None, "done": [], "failed": {}, "seeds": {}}
-    row.update(line=system.line, depth=system.depth, tuned={f"{rate:g}": loss for rate, loss in system.tuned.items()})
+    row: Row = {"system": system.label, "command": system.text, "parameters": None, "done": [], "failed": {}}
+    row.update(seeds={}, line=system.line, depth=system.depth)
+    row["tuned"] = {f"{rate:g}": loss for rate, loss in system.tuned.items()}
     row.update(wanted=[run.seed for run in runs], curve={}, folders={})
     for run in runs:
         if run.folder in lines:
