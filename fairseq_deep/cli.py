@@ -84,7 +84,8 @@ def _add_command(commands: Any, name: str, whole: bool) -> str:
     """Add the parser of a command, and return its summary."""
     module = importlib.import_module(f"fairseq_deep.{COMMANDS[name]}")
     summary = module.__doc__.strip().splitlines()[0]
-    command = commands.add_parser(name, description=summary, allow_abbrev=False, add_help=name not in RAW)
+    listed = {"help": summary} if whole else {}  # shtab skips commands without it
+    command = commands.add_parser(name, description=summary, allow_abbrev=False, add_help=name not in RAW, **listed)
     if whole or name not in RAW:
         module.add_arguments(command)
     command.set_defaults(run=module.run)

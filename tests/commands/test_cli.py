@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -57,6 +58,15 @@ def test_the_help_groups_all_commands(capsys):
     assert [head for head, *_ in groups[1:]] == ["use:", "convert:", "inspect:"]
     listed = dict(line.strip().split(maxsplit=1) for group in groups for line in group if line.startswith("  "))
     assert listed.keys() == cli.COMMANDS.keys() and listed["translate"] == "translate raw text with a trained model"
+
+
+def test_tab_completion_has_the_options_of_all_commands():
+    shtab = pytest.importorskip("shtab")
+    script = shtab.complete(cli.whole_parser(), "bash")
+    found = dict(re.findall(r"^_shtab_fairseq_deep_(\w+?)_option_strings=\((.*)\)$", script, re.MULTILINE))
+    assert found.keys() >= cli.COMMANDS.keys()
+    options = {"recipe": "--stop-stage", "compare": "--tune-updates", "translate": "--lenpen", "path": "--help"}
+    assert {name: option for name, option in options.items() if option not in found[name].split()} == {}
 
 
 @pytest.mark.parametrize("raised, status, told", [

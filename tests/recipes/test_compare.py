@@ -255,6 +255,7 @@ BAD = {
     "heads of no width": (["lstm_6l"], {"width": "0"}, ["--heads has no effect with --width 0"]),
     "seed of no search": (["lstm_6l"], {"tune_seed": "7"}, ["--tune-seed has no effect without --tune lr"]),
     "no validation": (["lstm_6l"], {"flags": ["--disable-validation"]}, ["--disable-validation is not supported"]),
+    "updates after --": (["lstm_6l"], {"flags": ["--max-update=9"]}, ["--max-update is set by this script: see"]),
     "no updates": (["lstm_6l"], {"updates": "0"}, ["--updates must be at least 1"]),
     "batch": (["lstm_6l"], {"recipe": ["--max-tokens", "1000"]}, ["1,000 tokens per update, but this job is defined"]),
     "no such folder": (["lstm_6l"], {"data": "/nowhere"}, ["/nowhere: no such directory"]),

@@ -5,6 +5,12 @@ from __future__ import annotations
 import argparse
 
 from fairseq_deep.recipes.commands import run_driver
+from fairseq_deep.recipes.compare.options import Compare
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the systems and the options, for tab completion."""
+    Compare().add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

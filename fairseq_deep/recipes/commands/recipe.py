@@ -10,12 +10,19 @@ from fairseq_deep.core.registry import nearest
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.commands import check_clone, run_driver
 from fairseq_deep.recipes.options import EXAMPLES
+from fairseq_deep.recipes.recipe import Recipe
 
 
 def tasks() -> list[str]:
     """Return the names of the recipes, directories of ``examples/``."""
     found = glob.glob(os.path.join(glob.escape(EXAMPLES), "*", "recipe.args"))
     return sorted(os.path.basename(os.path.dirname(path)) for path in found)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the recipes and their options, for tab completion."""
+    parser.add_argument("task", choices=tasks(), help="recipe")
+    Recipe().add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -63,6 +63,8 @@ def shared_flags(args: Compare) -> tuple[list[str], int]:
             flags += [f"--{side}-embed-dim", str(args.width), f"--{side}-attention-heads", str(args.heads)]
     if "--disable-validation" in args.extra:
         raise UsageError("--disable-validation is not supported, since validation loss is compared: omit it")
+    if "--max-update" in flags_of(args.extra):
+        raise UsageError("--max-update is set by this script: see --updates")
     return flags + args.extra + args.schedule, every
 
 
