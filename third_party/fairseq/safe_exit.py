@@ -42,7 +42,8 @@ def line_of(error):
     flag = MISSING.match(last_line(error)) if isinstance(error, AssertionError) and not str(error) else None
     if flag:
         return f"--{flag[1].replace('_', '-')} is required; add it"
-    plain = type(error) is Exception and error.__context__ is None  # with a context, it hides the cause
+    # with another context, the message hides the cause
+    plain = type(error) is Exception and isinstance(error.__context__, (type(None), UnicodeError))
     if not (plain or isinstance(error, CHECKS)) or not is_check(error):
         return None
     hint = "; correct the split, the languages or --dataset-impl" if "Dataset not found" in str(error) else ""
