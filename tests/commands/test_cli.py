@@ -169,7 +169,7 @@ def lone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("lone.pt", "ref.txt", "in.txt"):
         Path(name).write_text("" if name == "in.txt" else "{}\n")
-    nothing = SimpleNamespace(unknown=0, tokens=0)
+    nothing = SimpleNamespace(unknown=0, tokens=0, text=SimpleNamespace(doubt="", kind=""))
     monkeypatch.setattr("fairseq_deep.tools.translate.load", lambda *_: nothing)
 
 
