@@ -140,6 +140,8 @@ def test_other_merges_are_doubted(codes, tmp_path):
     assert re.search(r"fewer splits \d+ of \d+ words of the source dictionary: .*\(--bpe-codes\)$", doubt)
     for path, symbols in map(codes.get, KINDS[:3]):
         assert not text.TextSteps("en", "de", path, "none", symbols=symbols).doubt
+    pieces = [*codes["unigram.model"][1], *letters, "\u2581"]  # of another model, which need not keep words whole
+    assert not text.TextSteps("en", "de", codes["char.model"][0], "none", symbols=pieces).doubt
 
 
 def test_merges_with_a_byte_order_mark(codes, tmp_path):
