@@ -29,6 +29,7 @@ SlurmdPidFile=$dir/%n.pid
 SlurmctldLogFile=$dir/slurmctld.log
 SlurmdLogFile=$dir/%n.log
 SlurmctldPort=16817
+SlurmdParameters=config_overrides
 ReturnToService=2
 MpiDefault=none
 KillWait=60
@@ -48,9 +49,11 @@ slurmctld
 slurmd -N n1
 slurmd -N n2
 for _ in {1..60}; do
-  [[ $(sinfo --noheader --format=%T) != idle ]] || break
+  state=$(sinfo --noheader --format=%T)
+  [[ $state != idle ]] || break
   sleep 1
 done
+[[ $state == idle ]] || { echo "the nodes are $state: see $dir/*.log" >&2; trap - EXIT; exit 1; }
 $keep && { echo "export SLURM_CONF=$SLURM_CONF"; exit; }
 # shellcheck source=examples/common/env.sh
 . examples/common/env.sh
