@@ -94,7 +94,7 @@ def test_a_run_resumes_after_its_time_limit(corpus, tmp_path, monkeypatch, capsy
     """Of one minute; the loss is that of a run without a limit."""
     monkeypatch.setattr(cluster, "SIGNAL_SECONDS", 20)
     for exp, more in (("exp", ["--slurm-hours", "0.0167"]), ("alone", [])):
-        given = words(corpus, tmp_path / exp, *more, SYSTEMS[0], updates=6000)
+        given = words(corpus, tmp_path / exp, *more, SYSTEMS[0], updates=2500)
         assert driver.main(["compare", "run.sh", *given]) == 0, capsys.readouterr().err
     log = (tmp_path / "exp/runs/plain/seed1/logs/4-train.log").read_text()
     assert "stopped by a signal: saved checkpoint_last.pt" in log and "Loaded checkpoint" in log
@@ -130,14 +130,14 @@ def test_a_recipe_as_a_job_resumes_after_a_signal(corpus, tmp_path):
     given += " --arch transformer_dlcl_2l2l_tiny --ngpu 0 --workers 1 --bpe-merges 60 --max-tokens 100"
     given += " --batch-tokens 100 --disk-gb 1 --stop-stage 4"
     command = ["sbatch", "--parsable", f"--output={tmp_path}/log", SCRIPT, *shlex.split(given), "--",
-               *shlex.split(flags), "--max-update", "2000", "--log-interval", "1"]  # fmt: skip
+               *shlex.split(flags), "--max-update", "500", "--log-interval", "1"]  # fmt: skip
     job = subprocess.check_output([str(word) for word in command], text=True).strip()
     until(lambda: updates_of(tmp_path / "exp"))
     subprocess.run(["scancel", "--batch", "--signal=USR1", job], check=True)
     until(lambda: (tmp_path / "exp/.done.4").exists())
     log = (tmp_path / "log").read_text()
     assert "stopped in stage 4 (train); to resume: " in log and log.count("stage 3 binarise: already done") == 1
-    assert max(updates_of(tmp_path / "exp")) == 2000
+    assert max(updates_of(tmp_path / "exp")) == 500
 
 
 REFUSED = {
