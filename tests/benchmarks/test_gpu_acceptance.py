@@ -38,7 +38,7 @@ def test_the_commands_are_valid(words, tmp_path, capfd):
         assert len(device_model.make_rows(parsed, own)) >= len(parsed.arch) >= 1
     script, *flags = map(str, commands["trainings"])
     assert script == str(ROOT / "examples/compare/run.sh")
-    driver.main(script, "compare", ["--dry-run", *flags])
+    driver.main(script, ["--dry-run", *flags])
     assert capfd.readouterr().out.count("fairseq-train ") == (2 if options.small else 4)
 
 
