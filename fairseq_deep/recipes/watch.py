@@ -1,4 +1,4 @@
-"""Watchers of an experiment's commands: they read the output, show progress, and store what is kept.
+"""Watchers of an experiment's commands: they read the output, show progress, and write records and translations.
 
 :class:`Watch` shows the last line, :class:`Train` parses fairseq's JSON lines, and :class:`Generate` counts and stores
 translations.

@@ -196,8 +196,8 @@ def test_interruptions_lose_only_the_running_shards(trained, text, whole, tmp_pa
     assert stop(signal.SIGKILL, shards=1)[0] == -9 and not output.exists()
     kept = min(work.glob("0*.json"))
     kept.write_text(kept.read_text().replace('["', '["kept ', 1))
-    torn = next(path for number in range(3) if (path := work / f"{number:06d}.json") != kept)
-    torn.write_text('{"targets": ["a"], "too_long": 0}')
+    truncated = next(path for number in range(3) if (path := work / f"{number:06d}.json") != kept)
+    truncated.write_text('{"targets": ["a"], "too_long": 0}')
     changed = distill(trained, text, output, *GREEDY, "--shard-lines", "80", check=False).stderr
     assert f"{work} was written with another --shard-lines: use the same, or another --output" in changed
     distill(trained, text, output, *SHARDS)
