@@ -6,13 +6,14 @@ thread could hold a lock while a worker process is forked.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
 from typing import Any
 
 DRAW = 0.5  # seconds between updates of the bars
+BASIS, SHARE = 30, 0.05
+"""Seconds, or share of the work, after which a mean speed gives an estimate of the time left."""
 
 
 def clock(seconds: float) -> str:
@@ -50,14 +51,17 @@ class Display:
 
     Args:
         every: interval of lines without bars, in seconds
+        bars: whether to draw bars on a terminal
 
     Attributes:
         bars: rich's bars, or None
         due: time of the next line
     """
 
-    def __init__(self, every: float = 10):
-        self.bars, self.ids, self.first = _make_bars(), {}, {}
+    def __init__(self, every: float = 10, bars: bool = True):
+        self.bars: Any = _make_bars() if bars else None
+        self.ids: dict[str, Any] = {}
+        self.first: dict[tuple[str, str], tuple[float, float]] = {}
         self.every, self.begun, self.drawn = every, time.time(), 0.0
         self.due = self.begun + every
 
@@ -78,16 +82,17 @@ class Display:
         Args:
             unit: unit of *done* and *total*; if empty, the bar shows the elapsed time
             note: speed or loss; if empty, the mean speed
-            left: time left in seconds; if None, it is computed from the mean speed; infinity: not known yet
+            left: time left in seconds; if None, it is computed from the mean speed
             line: text of a printed line; if empty, the text of the bar
         """
         now = time.time()
-        begun, start = self.first.setdefault(name, (now, done))
+        begun, start = self.first.setdefault((name, unit), (now, done))
         speed = (done - start) / (now - begun) if now > begun else 0
-        if left is None and total and speed and done < total:
-            left = (total - done) / speed
+        if left is None and total and speed > 0 and done < total:
+            known = now - begun >= BASIS or done - start >= SHARE * total
+            left = (total - done) / speed if known else None
         note = note or (f"{speed:,.0f} {unit}/s" if speed else "")
-        ends = "" if left in (None, math.inf) else f"left {clock(left)}"
+        ends = "" if left is None else f"left {clock(left)}"
         if self.bars is not None:
             count = f"{done:,.9g}{f'/{total:,.9g}' if total else ''} {unit}" if unit else clock(now - self.begun)
             self._draw(name, total or None, completed=done, count=count, note=plain(note), left=ends)

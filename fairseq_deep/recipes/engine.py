@@ -8,20 +8,19 @@ process ends for any other reason, such as ``kill -9``.
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import ctypes
-import io
 import os
+import platform
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO, Any
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime.files import flock
 
-from . import lock
 from .watch import Watch
 
 STOPPED = 75
@@ -29,7 +28,9 @@ STOPPED = 75
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 ENDED = {*(-number for number in SIGNALS), 130, 143, STOPPED}
 """Exit statuses of commands that a signal has stopped."""
-BLOCK = 1 << 16
+LONGEST_LINE = 1 << 28
+PATIENCE = 30
+"""Time limit for another run in the same directory to end, in seconds; ``RECIPE_PATIENCE`` overrides it."""
 
 
 class Stopped(Exception):
@@ -71,17 +72,21 @@ class Engine:
         if first and not self._children and not self._starting:
             raise Stopped
 
-    def take_lock(self, folder: str, name: str = ".lock") -> None:
+    def take_lock(self, folder: str, name: str = ".lock", option: str = "--exp") -> None:
         """Create *folder*, and lock it for this process and its commands.
+
+        Args:
+            option: the option that chooses the directory, for messages
 
         Raises:
             UsageError: another run works in *folder*, or it cannot be written
         """
         try:
             os.makedirs(folder, exist_ok=True)
-            self._locks.append(lock.take(os.path.join(folder, name), folder))
+            self._locks.append(os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, 0o666))
+            _lock(self._locks[-1], folder, option)
         except OSError as error:
-            raise UsageError(f"cannot write to {folder} ({error.strerror}): choose another --exp") from error
+            raise UsageError(f"cannot write to {folder} ({error.strerror}): choose another {option}") from error
 
     async def run(
         self,
@@ -90,6 +95,7 @@ class Engine:
         watch: Watch,
         environment: Mapping[str, str] | None = None,
         explain: Callable[[str], str] | None = None,
+        accepted: Collection[int] = (0,),
     ) -> None:
         """Run *command* with its output in the file *log*.
 
@@ -97,6 +103,7 @@ class Engine:
             watch: reads the output and shows progress
             environment: additional variables of the environment
             explain: returns the reason of a failure from the output; empty if a signal has stopped the command
+            accepted: exit statuses of success
 
         Raises:
             Stopped: a signal has stopped the command
@@ -109,7 +116,7 @@ class Engine:
             watch.name = watch.name or " ".join(os.path.basename(word) for word in command[:2] if word[:1] != "-")
             with watch.display:
                 status = await self._run(command, stream, watch, environment or {})
-            problem = watch.finish(status == 0)
+            problem = watch.finish(status in accepted)
             if status < 0 and not problem:
                 problem = f"ended by signal {-status} (out of memory?)"
             elif status > 0 and explain:
@@ -119,12 +126,10 @@ class Engine:
                 stream.write(problem + "\n")
         if status in ENDED or self.stopping:
             raise Stopped
-        if status or problem:
+        if status not in accepted or problem:
             raise Failed(_last_line(log))
 
-    async def _run(
-        self, command: Sequence[str], log: IO[str], watch: Watch, environment: Mapping[str, str]
-    ) -> int:
+    async def _run(self, command: Sequence[str], log: IO[str], watch: Watch, environment: Mapping[str, str]) -> int:
         """Run *command*, and return its exit status; negative if a signal ended it."""
         self._starting = True
         try:
@@ -151,35 +156,29 @@ class Engine:
 
 
 async def _follow(child: subprocess.Popen[bytes], log: IO[str], watch: Watch) -> None:
-    """Write the output of *child* to *log* and *watch* until it ends, and show progress every second."""
-    assert child.stdout is not None
-    reader = asyncio.StreamReader()
+    """Write the output of *child* to *log* and *watch* until it ends, and show progress at least every second."""
+    reader = asyncio.StreamReader(LONGEST_LINE)
     protocol = asyncio.StreamReaderProtocol(reader)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, child.stdout)
-    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
-    rest, due, block = "", time.monotonic() + 1, asyncio.ensure_future(reader.read(BLOCK))
+    line = asyncio.ensure_future(reader.readline())
     try:
         while True:
-            await asyncio.wait({block}, timeout=max(0, due - time.monotonic()))
-            if time.monotonic() >= due:
-                watch.tick()
-                due = time.monotonic() + 1
-            if not block.done():
+            await asyncio.wait({line}, timeout=1)
+            watch.tick()
+            if not line.done():
                 continue
-            found = block.result()
-            *lines, rest = (rest + decoder.decode(found, final=not found)).split("\n")
-            for line in [*(line + "\n" for line in lines), *([rest] if rest and not found else [])]:
-                log.write(line)
-                log.flush()
-                watch.read(line)
-            if not found:
+            text = line.result().decode("utf-8", "replace")
+            if not text:
                 return
-            block = asyncio.ensure_future(reader.read(BLOCK))
+            log.write(text)
+            log.flush()
+            watch.read(text)
+            line = asyncio.ensure_future(reader.readline())
     except BaseException:  # such as a full disk; the command must be able to save and to print
         _stop(child)
-        block.cancel()
-        await asyncio.wait({block})
-        while await reader.read(BLOCK):
+        line.cancel()
+        await asyncio.wait({line})
+        while await reader.read(LONGEST_LINE):
             pass
         raise
     finally:
@@ -197,6 +196,31 @@ def _end_with_parent() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def _lock(descriptor: int, folder: str, option: str) -> None:
+    """Lock the open file *descriptor* of *folder*, and write to it who holds the lock.
+
+    Raises:
+        UsageError: another run works in *folder*
+    """
+    patience = int(os.environ.get("RECIPE_PATIENCE", PATIENCE))
+    for second in range(patience + 1):
+        try:
+            flock(descriptor)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 1000, 0).decode().strip() or "another run"
+            if second == 0:
+                print(f"waiting for {owner}, which still uses {folder}", flush=True)
+            time.sleep(1 if patience else 0)
+        except OSError:
+            return  # locks are not supported
+        else:
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode(), 0)
+            return
+    raise UsageError(f"{folder} is in use by {owner}: try again later, or use another {option}")
 
 
 def _read(log: str, start: int) -> str:

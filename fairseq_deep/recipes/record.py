@@ -110,7 +110,7 @@ def training_facts(exp: str) -> dict[str, Any]:
     if os.path.exists(os.path.join(exp, "train.jsonl")):
         for record in read_records(exp):
             sessions[record["session"]] = record["time"] - record["session"]
-            commits += [record["commit"]] if record["kind"] == "session" else []
+            commits += [record["commit"]] if "commit" in record else []
             if record["kind"] == "valid":
                 updates, ppl = int(record["valid_num_updates"]), float(record["valid_ppl"])
                 perplexities[updates] = ppl  # if a resumed run repeated updates, the later value counts

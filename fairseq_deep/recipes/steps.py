@@ -159,8 +159,8 @@ async def start_training(runner: Runner, watch: Watch | None = None) -> None:
     """Start the training processes of this machine; in a dry run, print the commands of all machines."""
     plan, place = runner.plan, runner.plan.place
     if not runner.dry and watch is None:
-        limits = {flag: plan.train_value(flag) for flag in ("--max-epoch", "--max-update", "--stop-time-hours")}
-        watch = Train(plan.path("train.jsonl"), limits, runner.display())
+        flags = ("--max-epoch", "--max-update", "--stop-time-hours")
+        watch = Train(plan.exp, [float(plan.train_value(flag, "0")) for flag in flags], runner.display())
     environment = {} if runner.dry or plan.options.ngpu else allocator.environment()
     if environment:
         runner.say(f"  memory allocator: {environment['LD_PRELOAD']}")

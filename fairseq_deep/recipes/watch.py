@@ -6,24 +6,20 @@ translations.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import re
 import time
+from collections.abc import Sequence
 from typing import IO, Any
 
-from fairseq_deep.errors import UsageError
-from fairseq_deep.runtime.records import TRAINED, read_json_lines
-
 from .display import Display, clock
-from .record import commit
+from .record import commit, training_facts
 
 LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d [\d:]{8} \| (?:INFO \| [\w.]+ \| )?")
 WIDTH = 90
-BASIS, SHARE = 30, 0.05
-"""Seconds, or share of the work, after which a mean speed gives an estimate of the time left."""
+UNITS = ("epochs", "updates", "minutes")
 JSON_LINE = re.compile(r"\| INFO \| (train_inner|train|valid)\b\S* \| (\{.*\})\s*$")
 
 
@@ -38,6 +34,11 @@ class Watch:
     def __init__(self, display: Display | None = None, name: str = ""):
         self.display, self.name, self.begun = display or Display(), name, time.time()
         self.last, self.printed = "no output yet", ""
+
+    @classmethod
+    def silent(cls) -> Watch:
+        """Return a watcher that shows nothing."""
+        return cls(Display(math.inf, bars=False))
 
     def read(self, line: str) -> None:
         """Store the line without fairseq's time and module; lists of all settings are ignored."""
@@ -71,19 +72,20 @@ class Echo(Watch):
 
 
 class Train(Watch):
-    """Watcher of fairseq-train with ``--log-format json``: shows epoch, update, loss and time left."""
+    """Watcher of fairseq-train with ``--log-format json``: shows progress to the nearest limit, and the loss.
 
-    def __init__(self, jsonl: str, limits: dict[str, str], display: Display | None = None):
+    Args:
+        exp: directory of the run; ``train.jsonl`` gets all values
+        limits: values of ``--max-epoch``, ``--max-update`` and ``--stop-time-hours``, of all sessions together
+    """
+
+    def __init__(self, exp: str, limits: Sequence[float], display: Display | None = None):
         super().__init__(display, "train")
-        numbers = {name: float(value) if value else None for name, value in limits.items()}
-        self.limits = {"update": numbers["--max-epoch"], "num_updates": numbers["--max-update"]}
-        self.stop_hours = max(0, numbers["--stop-time-hours"] or 0)  # of all sessions together
-        self.earlier = _seconds_of(jsonl)
-        self.jsonl = open(jsonl, "a+", encoding="utf-8", errors="replace")
+        epochs, updates, hours = limits
+        self.limits, self.earlier = (epochs, updates, 60 * hours), 3600 * training_facts(exp).get("train_hours", 0.0)
+        self.jsonl = open(os.path.join(exp, "train.jsonl"), "a+", encoding="utf-8", errors="replace")
         _end_line(self.jsonl)
-        self.first: tuple[float, dict[str, Any]] | None = None
-        self.training, self.session = False, round(self.begun)
-        self.unsaid: dict[str, str] = {"commit": commit()}  # may differ from the commit that began the experiment
+        self.training, self.shown, self.session = False, False, round(self.begun)
 
     def read(self, line: str) -> None:
         super().read(line)
@@ -92,9 +94,9 @@ class Train(Watch):
         if not match:
             return
         kind, stats = match.group(1), json.loads(match.group(2))
-        if self.unsaid:
-            self.note("session", self.unsaid)
-            self.unsaid = {}
+        if not self.shown:  # the commit may differ from the one that began the experiment
+            self.note("session", {"commit": commit()})
+            self.shown, self.display.due, self.display.drawn = True, 0, 0  # show the first values immediately
         self.note(kind, stats)
         if kind == "valid":
             best = stats.get("valid_best_loss", stats["valid_loss"])
@@ -111,35 +113,17 @@ class Train(Watch):
 
     def show(self, stats: dict[str, Any]) -> None:
         """Show the values of a line of fairseq's log."""
-        if self.first is None:
-            self.first, self.display.due = (time.time(), stats), 0  # show the first line immediately
-        left, epoch = self.seconds_left(stats), f"epoch {stats['epoch']:>3}"
-        speed = f"{float(stats['wps']):,.0f} words/s" if stats.get("wps") else ""
-        loss = f"loss {stats['loss']:>6}  ppl {stats['ppl']:>8}  {speed:>16}".rstrip()
-        line = f"{epoch}  update {stats['num_updates']:>6}  {loss}  {'' if left is None else f'left {clock(left)}'}"
-        goals = [(float(stats[key]) / limit, round(float(stats[key]), 1), limit, unit)
-                 for (key, limit), unit in zip(self.limits.items(), ("epochs", "updates")) if limit]  # fmt: skip
-        _, done, total, unit = max(goals, default=(0, float(stats["num_updates"]), None, "updates"))
-        note = " ".join(f"{epoch} {loss}".split())
-        self.display.show(self.name, done, total, unit, note, math.inf if left is None else left, line.rstrip())
-
-    def seconds_left(self, stats: dict[str, Any]) -> float | None:
-        """Return the time to the nearest limit, at the mean speed since the first line; None: not known yet."""
-        assert self.first is not None
-        begun, first = self.first
-        elapsed, guesses = time.time() - begun, list[float]()
-        for key, limit in self.limits.items():
-            done = float(stats[key]) - float(first[key])
-            if limit and done > 0 and (elapsed >= BASIS or done >= SHARE * limit):
-                guesses.append((limit - float(stats[key])) * elapsed / done)
-            elif limit:  # it may be the nearest
-                return None
-        if self.stop_hours:
-            guesses.append(self.begun - self.earlier + self.stop_hours * 3600 - time.time())
-        return min(guesses) if guesses else None
+        updates, minutes = float(stats["num_updates"]), (self.earlier + time.time() - self.begun) / 60
+        goals = [(done / limit, round(done, 1), limit, unit)
+                 for done, limit, unit in zip((float(stats["update"]), updates, minutes), self.limits, UNITS)
+                 if limit > 0]  # fmt: skip
+        _, done, total, unit = max(goals, default=(0, updates, None, "updates"))
+        speed = f" {float(stats['wps']):,.0f} words/s" if stats.get("wps") else ""
+        note = f"epoch {stats['epoch']} loss {stats['loss']} ppl {stats['ppl']}{speed}"
+        self.display.show(self.name, done, total, unit, note)
 
     def tick(self, words: str = "") -> None:
-        if self.first is None:
+        if not self.shown:
             super().tick("first updates, no statistics yet" if self.training else "")
 
     def finish(self, ok: bool) -> str | None:
@@ -154,15 +138,6 @@ def _end_line(stream: IO[str]) -> None:
         stream.seek(size - 1)
         if stream.read(1) != "\n":
             stream.write("\n")
-
-
-def _seconds_of(jsonl: str) -> float:
-    """Return the duration of all sessions in a ``train.jsonl``; 0 if it is missing or corrupt."""
-    sessions: dict[float, float] = {}
-    with contextlib.suppress(OSError, UsageError):
-        for line in read_json_lines(jsonl, TRAINED):
-            sessions[line["session"]] = line["time"] - line["session"]
-    return sum(sessions.values())
 
 
 class Generate(Watch):

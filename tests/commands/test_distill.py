@@ -190,9 +190,9 @@ def test_interruptions_lose_only_the_running_shards(trained, text, whole, tmp_pa
 
     assert stop(signal.SIGINT) == (130, "fairseq-deep distill: interrupted; the same command resumes\n")
     status, line = stop(signal.SIGKILL, of_child=True)
-    assert status == 2 and line.count("\n") == 1 and not list(work.glob("0*"))
-    problem = "a translating process has ended (status -9), perhaps out of memory: run the same command again to resume"
-    assert line.startswith(f"fairseq-deep distill: {problem}")
+    assert status == 2 and line.count("\n") == 1 and not list(work.glob("0*.json"))
+    problem = "ended by signal 9 (out of memory?); run the same command again to resume, with fewer --workers\n"
+    assert line == f"fairseq-deep distill: {problem}"
     assert stop(signal.SIGKILL, shards=1)[0] == -9 and not output.exists()
     kept = min(work.glob("0*.json"))
     kept.write_text(kept.read_text().replace('["', '["kept ', 1))
@@ -240,13 +240,15 @@ def test_a_full_disk_leaves_no_half_shard(trained, text, tmp_path):
     prepare = ["resource:setrlimit", resource.RLIMIT_FSIZE, [2048, 2048]]
     done = distill(trained, text, tmp_path / "out", *GREEDY, prepare=prepare, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith(f"fairseq-deep distill: cannot write {tmp_path}/out.unfinished/000000.json: File too")
+    problem = f"cannot write {tmp_path}/out.unfinished/000000.json.in: File too large"
+    assert done.stderr.startswith(f"fairseq-deep distill: {problem}")
     assert not (tmp_path / "out.unfinished").exists()
 
 
-def test_one_command_at_a_time(trained, text, tmp_path, command):
+def test_one_command_at_a_time(trained, text, tmp_path, command, monkeypatch):
+    monkeypatch.setenv("RECIPE_PATIENCE", "0")
     (tmp_path / "out.unfinished").mkdir()
     with open(tmp_path / "out.unfinished/lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, line = command("distill", trained, "--text", text, "--output", tmp_path / "out")
-    assert code == 2 and line.endswith("out.unfinished is in use by another process: try again later\n")
+    assert code == 2 and line.endswith("is in use by another run: try again later, or use another --output\n")

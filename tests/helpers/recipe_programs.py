@@ -59,14 +59,13 @@ def run_subwords():
 
 
 def run_process():
-    """``process --log FILE [--train FILE] COMMAND``: statuses are those of a stage."""
+    """``process --log FILE [--train DIR] COMMAND``: statuses are those of a stage."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--log")
     parser.add_argument("--train")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args(sys.argv[2:])
-    limits = {"--max-epoch": "", "--max-update": "", "--stop-time-hours": ""}
-    watched = watch.Train(args.train, limits) if args.train else watch.Watch()
+    watched = watch.Train(args.train, (0, 0, 0)) if args.train else watch.Watch()
     try:
         with engine.Engine() as running:
             asyncio.run(running.run(args.command, args.log, watched))

@@ -61,8 +61,7 @@ def test_a_sign_of_life_is_the_last_line_that_says_something(progress, capsys, l
 
 
 def test_before_the_first_figures_it_says_what_training_does(progress, capsys, tmp_path):
-    limits = {"--max-epoch": "", "--max-update": "", "--stop-time-hours": ""}
-    options = {"limits": limits, "jsonl": str(tmp_path / "train.jsonl")}
+    options = {"limits": (0, 0, 0), "exp": str(tmp_path)}
     watch = said(progress, progress.Train, [INFO + "loaded 10,000 examples from: data-bin"], **options)
     watch.tick()
     watch.read("2026-11-24 16:03:43 | INFO | fairseq.trainer | begin training epoch 1\n")
@@ -73,40 +72,26 @@ def test_before_the_first_figures_it_says_what_training_does(progress, capsys, t
     assert lines == ["loaded 10,000 examples from: data-bin", "first updates, no statistics yet"]
 
 
-@pytest.mark.parametrize("limits, seconds, expected", [
-    ((None, 600, 0.45), [0, 4, 40], [None, None, 40 / 20 * 570]),
-    ((None, 600, 0.01), [0, 4, 40], [None, None, -4]),  # the time ends before
-    ((None, 100, None), [0, 4, 40], [None, 4 / 10 * 80, 40 / 20 * 70]),  # a tenth is enough
-    ((3, 600, None), [0, 4, 40], [None, None, 40 / 0.2 * 2.7]),
-    ((None, None, 0.01), [0, 4, 40], [36, 32, -4]),
-    ((None, None, None), [0, 4, 40], [None, None, None]),
+@pytest.mark.parametrize("limits, expected", [
+    ((0, 600, 0), ("10 of 600 updates", "20 of 600 updates", "30 of 600 updates, left 19 min 00 s")),
+    ((0, 100, 0), ("10 of 100 updates", "20 of 100 updates, left 0 min 32 s", "30 of 100 updates, left 2 min 20 s")),
+    ((3, 600, 0), ("0.1 of 3 epochs", "0.2 of 3 epochs", "0.3 of 3 epochs, left 9 min 00 s")),
+    ((0, 600, 0.1), ("5.2 of 6 minutes", "5.2 of 6 minutes", "5.8 of 6 minutes, left 0 min 13 s")),
+    ((0, 0, 0), ("10 updates", "20 updates", "30 updates")),
 ])  # fmt: skip
-def test_the_time_left_is_said_once_it_means_something(limits, seconds, expected, progress, tmp_path, monkeypatch):
-    names = ("--max-epoch", "--max-update", "--stop-time-hours")
-    given = {name: str(limit or "") for name, limit in zip(names, limits)}
-    monkeypatch.setattr(progress.time, "time", lambda: 1000.0)
-    watch = progress.Train(str(tmp_path / "train.jsonl"), given, Display(0))
-    found = []
-    for index, second in enumerate(seconds, 1):
-        monkeypatch.setattr(progress.time, "time", lambda second=second: 1000.0 + second)
-        stats = {"epoch": 1, "update": index / 10, "num_updates": 10 * index, "loss": "9", "ppl": "5"}
-        watch.show(stats)
-        found.append(watch.seconds_left(stats))
+def test_progress_is_to_the_nearest_limit_with_the_time_left(limits, expected, progress, tmp_path, monkeypatch, capsys):
+    """Said once it means something: after 30 seconds, or a twentieth; minutes are those of all sessions."""
+    logged = {"kind": "session", "session": 100, "time": 410}
+    (tmp_path / "train.jsonl").write_text(json.dumps(logged) + "\n")
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "time", lambda: now[0])
+    watch = progress.Train(str(tmp_path), limits, Display(0))
+    for index, second in enumerate((0, 4, 40), 1):
+        now[0] = 1000.0 + second
+        watch.show({"epoch": 1, "update": index / 10, "num_updates": 10 * index, "loss": "9", "ppl": "5"})
     watch.finish(True)
-    assert found == [None if each is None else pytest.approx(each) for each in expected]
-
-
-def test_a_time_limit_counts_earlier_sessions(progress, tmp_path, monkeypatch):
-    logged = [{"kind": "session", "session": begun, "time": end} for begun, end in ((100, 130), (500, 505))]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(each) + "\n" for each in logged))
-    monkeypatch.setattr(progress.time, "time", lambda: 1000.0)
-    for hours, expected in (("0.1", 360 - 30 - 5), ("-1", None)):
-        limits = {"--max-epoch": "", "--max-update": "", "--stop-time-hours": hours}
-        watch = progress.Train(str(tmp_path / "train.jsonl"), limits, Display(0))
-        stats = {"epoch": 1, "update": 0.1, "num_updates": 10, "loss": "9", "ppl": "5"}
-        watch.show(stats)
-        assert watch.seconds_left(stats) == (expected and pytest.approx(expected))
-        watch.finish(True)
+    found = [line.split("train: ")[1].split(", epoch 1 loss 9 ppl 5") for line in capsys.readouterr().out.splitlines()]
+    assert tuple(map("".join, found)) == expected
 
 
 @pytest.mark.parametrize("body, status", [
@@ -170,8 +155,8 @@ def test_output_arrives_as_lines_of_text(tmp_path):
     found, body = [], r"printf 'a\r\nb\rc\xff\xc3'; sleep 0.2; printf '\xa4d\n%0100000d\ne' 7"
     with engine.Engine() as running:
         asyncio.run(running.run(["bash", "-c", body], str(tmp_path / "log"), Lines()))
-    assert found == ["a\n", "b\n", "c\ufffdäd\n", f"{7:0100000d}\n", "e"]
-    assert (tmp_path / "log").read_text() == "".join(found)
+    assert found == ["a\r\n", "b\rc\ufffdäd\n", f"{7:0100000d}\n", "e"]
+    assert (tmp_path / "log").read_bytes().decode() == "".join(found)
 
 
 def test_a_log_that_cannot_be_written_stops_the_command(tmp_path, monkeypatch):
@@ -188,7 +173,7 @@ def test_a_log_that_cannot_be_written_stops_the_command(tmp_path, monkeypatch):
 
 def test_a_training_that_goes_on_at_another_commit_says_both(progress, tmp_path):
     stats = '{"epoch": 1, "update": 0.5, "num_updates": "%d", "loss": "9", "ppl": "512"}'
-    path, options = tmp_path / "train.jsonl", ("--train", tmp_path / "train.jsonl")
+    path, options = tmp_path / "train.jsonl", ("--train", tmp_path)
     assert begin(tmp_path, "exit 3", *options).wait(30) == 1 and path.read_text() == ""  # it has trained nothing
     for update in (1, 2):
         assert begin(tmp_path, f"echo '| INFO | train_inner | {stats % update}'", *options).wait(30) == 0

@@ -8,14 +8,16 @@ against the reference (--choose nearest). The same command resumes after an inte
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import os
 from itertools import islice
 from typing import Any
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.compare.trainings import devices_of
+from fairseq_deep.recipes.engine import Engine, Stopped
 from fairseq_deep.recipes.text import corpus, distilled
-from fairseq_deep.recipes.text.teachers import Teachers
 from fairseq_deep.runtime.files import checksum
 from fairseq_deep.tools import translate
 from fairseq_deep.tools.arguments import at_least_one
@@ -59,11 +61,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"{output} is complete: {text.lines:,} pairs, checksums verified; nothing to do")
         return 0
     _check_language(bundles[0], langs, text)
-    with job.locked():
-        missing = job.missing()
-        if missing:
-            job.translate(Teachers(_words(args), _environments(args, len(missing))), missing)
-        too_long = job.finish()
+    try:
+        with Engine() as engine, job.begun(engine):
+            missing = job.missing()
+            if missing:
+                asyncio.run(job.translate(engine, _words(args), missing, _environments(args, len(missing))))
+            too_long = job.finish()
+    except Stopped:
+        raise KeyboardInterrupt from None
     note = f"; {too_long:,} too long for the teacher keep their reference" if too_long else ""
     print(f"{output}: {text.lines:,} pairs{note}")
     return 0
@@ -133,11 +138,8 @@ def _environments(args: argparse.Namespace, shards: int) -> list[dict[str, str]]
     """Return the variables of each process: its threads and, if there are GPUs, one of them."""
     import torch
 
-    gpus = [] if args.cpu else [*map(str, range(torch.cuda.device_count()))]
-    gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(gpus)).split(",") if gpus else []
-    count = min(args.workers or len(gpus) or count_cores(), shards)
+    gpus = 0 if args.cpu else torch.cuda.device_count()
+    count = min(args.workers or gpus or count_cores(), shards)
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, count_cores() // count)))
-    found = [{"OMP_NUM_THREADS": threads} for _ in range(count)]
-    for number, each in enumerate(found if gpus else ()):
-        each["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
-    return found
+    return [{"OMP_NUM_THREADS": threads, **({"CUDA_VISIBLE_DEVICES": device} if device else {})}
+            for device in devices_of(count, min(gpus, 1), gpus)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The output directory of a distilled text, written in shards and verified by checksums.
+"""A distilled text: shards translated by ``fairseq-deep translate``, and the output directory that they form.
 
 During translation, ``OUTPUT.unfinished`` contains ``settings.json`` and one file per finished shard of lines, written
 atomically. OUTPUT itself is created at the end.
@@ -6,6 +6,7 @@ atomically. OUTPUT itself is created at the end.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import hashlib
@@ -13,22 +14,25 @@ import json
 import os
 import re
 import shutil
-import threading
+import sys
 from collections.abc import Iterator
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.runtime.files import checksum, flock
+from fairseq_deep.runtime.files import checksum
 from fairseq_deep.tools.output_files import check_new_folder, write_text
 
 from ..display import Display
+from ..engine import Engine, Failed
+from ..watch import Watch
 from .corpus import find_text, read_lines
-from .teachers import Shard, Teachers
 
 RECORD = "distill.json"
 SIZE = "--shard-lines"
 SHARD = re.compile(r"[0-9]{6}\.json")
+TRANSLATE = "fairseq-deep translate: "
+"""The start of its errors."""
 
 
 class Text(NamedTuple):
@@ -62,12 +66,18 @@ def survey(folder: str, langs: tuple[str, str]) -> Text:
                 digests[side].update(f"{line}\n".encode())
                 counts[side] += 1
     if counts[0] != counts[1]:
-        raise UsageError(
-            f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]}: give files of equal length"
-        )
+        raise UsageError(f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]}: give files of equal length")
     if not counts[0]:
         raise UsageError(f"{paths[0]} is empty (0 lines): give a training text")
     return Text(folder, langs, paths, counts[0], tuple(digest.hexdigest() for digest in digests))
+
+
+class Shard(NamedTuple):
+    """Lines that one process translates."""
+
+    number: int
+    sources: list[str]
+    references: list[str]
 
 
 class Job:
@@ -95,7 +105,7 @@ class Job:
         if not record:
             check_new_folder(self.output)
             return False
-        self._check_same(record.get("settings"), self.settings, self.output)
+        _check_same(record.get("settings"), self.settings, self.output)
         for name, known in record.get("files", {}).items():
             path = os.path.join(self.output, name)
             if not os.path.isfile(path) or checksum(path) != known:
@@ -103,41 +113,23 @@ class Job:
         shutil.rmtree(self.work, ignore_errors=True)
         return True
 
-    @staticmethod
-    def _check_same(before: Any, now: dict[str, Any], folder: str) -> None:
-        before = before if isinstance(before, dict) else {}
-        other = [name for name, value in now.items() if before.get(name) != value]
-        if other:
-            raise UsageError(f"{folder} was written with another {', another '.join(other)}: use the same, or another "
-                             "--output")  # fmt: skip
-
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the directory of the shards for this process, and check that it belongs to this job.
-
-        After an error it is removed if it has no shard.
-        """
+    def begun(self, engine: Engine) -> Iterator[None]:
+        """Lock the directory of the shards, and check that it belongs to this job; remove it if no shard succeeds."""
         path, settings = os.path.join(self.work, "settings.json"), {**self.settings, SIZE: self.size}
-        with _writing(self.work):
-            os.makedirs(self.work, exist_ok=True)
-            lock = open(os.path.join(self.work, "lock"), "a")  # noqa: SIM115
-        with lock:
-            try:
-                flock(lock)
-            except BlockingIOError:
-                raise UsageError(f"{self.work} is in use by another process: try again later") from None
-            except OSError:
-                pass  # locks are not supported
+        engine.take_lock(self.work, "lock", "--output")
+        try:
             if self._has_shards():
-                self._check_same(_read_json(path), settings, self.work)
+                _check_same(_read_json(path), settings, self.work)
             else:  # new, or a call that was corrected
                 write_text(path, json.dumps(settings, indent=1) + "\n")
-            try:
-                yield
-            except UsageError:
-                if not self._has_shards():
-                    shutil.rmtree(self.work, ignore_errors=True)
-                raise
+            yield
+        except OSError as error:
+            problem = f"cannot write {error.filename or self.work}: {error.strerror or error}; the same command resumes"
+            raise UsageError(problem) from error
+        finally:
+            if os.path.isdir(self.work) and not self._has_shards():
+                shutil.rmtree(self.work, ignore_errors=True)
 
     def _has_shards(self) -> bool:
         return any(SHARD.fullmatch(name) for name in os.listdir(self.work))
@@ -149,30 +141,64 @@ class Job:
     def _targets_of(self, number: int) -> dict[str, Any] | None:
         """Return the content of a shard; None if it is missing or incomplete."""
         found = _read_json(self.path_of(number))
-        lines = min(self.size, self.text.lines - number * self.size)
-        return found if found and len(found.get("targets", ())) == lines else None
+        return found if found and len(found.get("targets", ())) == self._lines_of(number) else None
 
     def missing(self) -> set[int]:
         """Return the numbers of the missing shards."""
         return {number for number in range(self.count) if self._targets_of(number) is None}
 
-    def translate(self, teachers: Teachers, missing: set[int]) -> None:
-        """Translate the *missing* shards with the *teachers*; a line that is too long for them keeps its reference."""
-        done = self.text.lines - sum(min(self.size, self.text.lines - number * self.size) for number in missing)
-        lock = threading.Lock()
+    async def translate(
+        self, engine: Engine, words: list[str], missing: set[int], environments: list[dict[str, str]]
+    ) -> None:
+        """Translate the *missing* shards, one process at a time in each of the *environments*.
 
-        def finish(shard: Shard, found: list[list[str]]) -> None:
-            nonlocal done
-            targets = [nearest(self.text.langs[1], *pair) for pair in zip(found, shard.references)]
-            content = {"targets": targets, "too_long": sum(not hypotheses for hypotheses in found)}
-            write_text(self.path_of(shard.number), json.dumps(content, ensure_ascii=False) + "\n")
-            with lock:
-                done += len(targets)
-                display.show("distill", done, self.text.lines, "lines")
+        Args:
+            words: arguments of ``translate``
+
+        Raises:
+            Stopped: a signal has stopped the processes
+        """
+        shards, rest = self._shards(missing), sum(map(self._lines_of, missing))
+
+        async def work(environment: dict[str, str]) -> None:
+            nonlocal rest
+            for shard in shards:
+                await self._translate(engine, words, shard, environment)
+                rest -= len(shard.sources)
+                display.show("distill", self.text.lines - rest, self.text.lines, "lines")
 
         with Display() as display:
-            display.show("distill", done, self.text.lines, "lines")
-            teachers.work_off(self._shards(missing), finish)
+            display.show("distill", self.text.lines - rest, self.text.lines, "lines")
+            workers = [asyncio.create_task(work(each)) for each in environments]
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.wait(workers)
+
+    async def _translate(self, engine: Engine, words: list[str], shard: Shard, environment: dict[str, str]) -> None:
+        """Translate a shard; a line that is too long for the teacher keeps its reference."""
+        source, output, log = (f"{self.path_of(shard.number)}.{end}" for end in ("in", "out", "log"))
+        write_text(source, "".join(f"{line}\n" for line in shard.sources))
+        command = [sys.executable, "-P", "-m", "fairseq_deep", "translate", *words, "--json", "--input", source]
+        try:
+            await engine.run([*command, "--output", output], log, Watch.silent(), environment, accepted=(0, 1))
+        except Failed as failure:
+            problem = str(failure)
+            if problem.startswith(TRANSLATE):
+                raise UsageError(problem.removeprefix(TRANSLATE)) from None
+            raise UsageError(f"{problem}; run the same command again to resume, with fewer --workers") from None
+        with open(output, encoding="utf-8") as stream:
+            found = [[each["text"] for each in json.loads(line)["translations"]] for line in stream]
+        targets = [nearest(self.text.langs[1], *pair) for pair in zip(found, shard.references)]
+        content = {"targets": targets, "too_long": sum(not hypotheses for hypotheses in found)}
+        write_text(self.path_of(shard.number), json.dumps(content, ensure_ascii=False) + "\n")
+        for path in (source, output, log):
+            os.remove(path)
+
+    def _lines_of(self, number: int) -> int:
+        return min(self.size, self.text.lines - number * self.size)
 
     def _shards(self, missing: set[int]) -> Iterator[Shard]:
         pairs = zip(*map(read_lines, self.text.paths))
@@ -185,24 +211,23 @@ class Job:
         """Assemble the output directory, and return the number of lines that were too long for the teacher."""
         folder, too_long = os.path.join(self.work, "text"), 0
         source, target = (os.path.join(folder, f"train.{lang}") for lang in self.text.langs)
-        with _writing(self.output):
-            shutil.rmtree(folder, ignore_errors=True)
-            os.mkdir(folder)
-            for name in _others(self.text):
-                shutil.copyfile(os.path.join(self.text.folder, name), os.path.join(folder, name))
-            with open(source, "w", encoding="utf-8", newline="\n") as stream:
-                stream.writelines(f"{line}\n" for line in read_lines(self.text.paths[0]))
-            with open(target, "w", encoding="utf-8", newline="\n") as stream:
-                for number in range(self.count):
-                    shard = self._targets_of(number)
-                    if shard is None:
-                        raise UsageError(f"{self.path_of(number)} is corrupt: run the same command again")
-                    stream.writelines(f"{line}\n" for line in shard["targets"])
-                    too_long += shard["too_long"]
-            sums = {name: checksum(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
-            record = {"pairs": self.text.lines, "too_long": too_long, "files": sums, "settings": self.settings}
-            write_text(os.path.join(folder, RECORD), json.dumps(record, indent=1) + "\n")
-            os.rename(folder, self.output)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.mkdir(folder)
+        for name in _others(self.text):
+            shutil.copyfile(os.path.join(self.text.folder, name), os.path.join(folder, name))
+        with open(source, "w", encoding="utf-8", newline="\n") as stream:
+            stream.writelines(f"{line}\n" for line in read_lines(self.text.paths[0]))
+        with open(target, "w", encoding="utf-8", newline="\n") as stream:
+            for number in range(self.count):
+                shard = self._targets_of(number)
+                if shard is None:
+                    raise UsageError(f"{self.path_of(number)} is corrupt: run the same command again")
+                stream.writelines(f"{line}\n" for line in shard["targets"])
+                too_long += shard["too_long"]
+        sums = {name: checksum(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
+        record = {"pairs": self.text.lines, "too_long": too_long, "files": sums, "settings": self.settings}
+        write_text(os.path.join(folder, RECORD), json.dumps(record, indent=1) + "\n")
+        os.rename(folder, self.output)
         shutil.rmtree(self.work, ignore_errors=True)
         return too_long
 
@@ -240,10 +265,10 @@ def _read_json(path: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-@contextlib.contextmanager
-def _writing(path: str) -> Iterator[None]:
-    """Convert errors while writing *path* to `UsageError`."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}; the same command resumes") from error
+def _check_same(before: Any, now: dict[str, Any], folder: str) -> None:
+    """Reject settings that differ from those that *folder* was begun with."""
+    before = before if isinstance(before, dict) else {}
+    other = [name for name, value in now.items() if before.get(name) != value]
+    if other:
+        raise UsageError(f"{folder} was written with another {', another '.join(other)}: use the same, or another "
+                         "--output")  # fmt: skip
