@@ -36,7 +36,8 @@ class TestReferences:
 
     def test_a_missing_line_is_refused(self, corpus, tmp_path):
         write_references(corpus, 1, count=10)
-        assert_refused(check(corpus, tmp_path / "out"), "test.de.ref1 has 10 lines, but the test set 11")
+        done = check(corpus, tmp_path / "out")
+        assert_refused(done, "test.en has 11 lines but ", "test.de.ref1 has 10: give files of equal length")
         assert not list(tmp_path.glob("out*"))
 
 

@@ -193,7 +193,7 @@ def test_merges_require_words(bpe, tmp_path):
 def test_a_gap_between_test_sets_is_refused(text, tmp_path):
     for lang in LANGS:
         (text / f"test1.{lang}").rename(text / f"test3.{lang}")
-    with pytest.raises(UsageError, match=r"test3\.en after a gap"):
+    with pytest.raises(UsageError, match=r"test3\.en: number the test sets .*, without a gap"):
         cut(text, tmp_path / "out")
 
 
@@ -213,15 +213,20 @@ def test_translate_prepares_text_as_the_recipe_does(text, tmp_path, bpe, lowerca
     assert lowercase == (lines(out / "test.en") == lines(cut(text, tmp_path / "low", bpe, lowercase=True) / "test.en"))
 
 
-def kill_the_third(number):
-    if number == 3:
+def kill_the_third(numbers):
+    if 3 in numbers:
         os.kill(os.getpid(), signal.SIGKILL)
-    return number
+    return numbers
 
 
-def test_a_killed_worker_ends_the_preparation():
+def test_a_killed_worker_ends_the_preparation(monkeypatch):
+    monkeypatch.setattr(subwords, "BLOCK", 1)
     with pytest.raises(UsageError, match="possibly for lack of memory: use fewer --workers than 2"):
-        list(subwords.spread(kill_the_third, [(number,) for number in range(20)], 2))
+        list(subwords.spread(kill_the_third, range(20), 2))
+
+
+def parent_of_a_worker(_):
+    return os.getppid()
 
 
 def signals_of_a_worker(_):
@@ -232,10 +237,11 @@ def test_a_worker_ends_when_its_pool_does(monkeypatch):
     """The driver's own handler of SIGTERM, which a fork inherits, would keep it; then the pool waits for ever."""
     started = multiprocessing.get_context("forkserver")  # the default of Python 3.14
     monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", started)
+    monkeypatch.setattr(subwords, "BLOCK", 1)
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        found = list(subwords.spread(signals_of_a_worker, [(0,), (1,)], 2))
-        assert list(subwords.spread(os.getppid, [()], 2)) == [os.getpid()]
+        found = list(subwords.spread(signals_of_a_worker, range(2), 2))
+        assert list(subwords.spread(parent_of_a_worker, range(1), 2)) == [os.getpid()]
     finally:
         signal.signal(signal.SIGTERM, before)
     assert found == [(set(), signal.SIG_DFL)] * 2 and signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()

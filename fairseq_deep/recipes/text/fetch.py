@@ -4,6 +4,8 @@ A download is written to ``NAME.part``, and renamed only if its length, checksum
 correct.
 """
 
+from __future__ import annotations
+
 import errno
 import fnmatch
 import gzip
@@ -13,24 +15,69 @@ import re
 import shutil
 import tarfile
 import time
-import urllib.error
 import urllib.request
 import zlib
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.display import Display
+from fairseq_deep.recipes.options import EXAMPLES
 from fairseq_deep.runtime.files import checksum
 
+if TYPE_CHECKING:
+    from fairseq_deep.recipes.plan import Plan
+
+KNOWN = os.path.join(EXAMPLES, "common", "checksums.txt")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TRIES = 4
 BLOCK = 1 << 20
 PARTIAL, RANGE_PAST_END = 206, 416
 
 
-def read_checksums(path):
-    """Return ``{name: checksum}`` of a file in the format of sha256sum or md5sum; empty for "none"."""
-    if path == "none":
-        return {}
+class Downloads:
+    """The archives of a recipe, downloaded on first use to the directory ``download`` of *plan*."""
+
+    def __init__(self, plan: Plan):
+        self.folder, self.url = plan.path("download"), plan.options.data_url.rstrip("/")
+        path = plan.options.checksums or ("none" if self.url else KNOWN)  # a copy elsewhere may be packed differently
+        self.checksums = {} if path == "none" else read_checksums(path)
+
+    def get(self, address: str, name: str = "", digest: str = "") -> str:
+        """Return the path of an archive.
+
+        Args:
+            name: name of the file; empty: as in the *address*
+            digest: its sha256 or md5, if it is not in the file of checksums
+
+        Raises:
+            UsageError: the archive cannot be downloaded, or it is damaged
+        """
+        name = name or address.rsplit("/", 1)[-1]
+        url, path = f"{self.url}/{name}" if self.url else address, os.path.join(self.folder, name)
+        known = self.checksums.get(name, digest if self.checksums and not self.url else "")
+        if os.path.exists(path):  # perhaps the user's own copy
+            if problem := find_fault(path, known, name):
+                raise UsageError(f"{path}: {problem}; delete it, or put a whole copy there")
+            return path
+        os.makedirs(self.folder, exist_ok=True)
+        part = path + ".part"
+        print(f"  fetching {url}", flush=True)
+        download(url, part)
+        if problem := find_fault(part, known, name):
+            os.remove(part)
+            raise UsageError(
+                f"{url}: {problem}; the download was deleted, run the same command again, give another --data-url,"
+                " or skip the check with --checksums none"
+            )
+        if not known:
+            print(f"  sha256 {checksum(part)} (not verified, no known checksum)", flush=True)
+        os.rename(part, path)
+        return path
+
+
+def read_checksums(path: str) -> dict[str, str]:
+    """Return ``{name: checksum}`` of a file in the format of sha256sum or md5sum."""
     try:
         with open(path, encoding="utf-8") as stream:
             fields = [line.split() for line in stream if line.strip() and not line.startswith("#")]
@@ -41,54 +88,21 @@ def read_checksums(path):
     return {os.path.basename(name.lstrip("*")): digest.lower() for digest, name in fields}
 
 
-def fetch(url, name, folder, checksums):
-    """Return the path of ``name`` in ``folder``; it is downloaded from ``url`` if it does not exist.
-
-    Raises:
-        UsageError: the file cannot be downloaded, or it is damaged
-    """
-    path = os.path.join(folder, name)
-    os.makedirs(folder, exist_ok=True)
-    if os.path.exists(path):  # perhaps the user's own copy
-        problem = find_fault(path, checksums.get(name), name)
-        if problem:
-            raise UsageError(f"{path}: {problem}; delete it, or put a whole copy there")
-    else:
-        part = path + ".part"
-        print(f"  fetching {url}", flush=True)
-        download(url, part)
-        problem = find_fault(part, checksums.get(name), name)
-        if problem:
-            os.remove(part)
-            raise UsageError(
-                f"{url}: {problem}; the download was deleted, run the same command again, give another --data-url,"
-                " or skip the check with --checksums none"
-            )
-        if name not in checksums:
-            print(f"  sha256 {checksum(part)} (not verified, no known checksum)", flush=True)
-        os.rename(part, path)
-    return path
-
-
-def download(url, part):
-    """Download ``url`` to ``part``, in several tries; each try resumes the previous one."""
+def download(url: str, part: str) -> None:
+    """Download *url* to *part*, in several tries; each try resumes the previous one."""
     for attempt in range(1, TRIES + 1):
         try:
-            stream_to_file(url, part)
-            return
-        except urllib.error.HTTPError as problem:
-            if problem.code == RANGE_PAST_END:
-                return
-            reason = f"HTTP {problem.code} {problem.reason}"
-            if problem.code < 500:
-                break
+            return stream_to_file(url, part)
         except (OSError, ValueError, http.client.HTTPException) as problem:
-            reason = str(getattr(problem, "reason", problem))
+            status = getattr(problem, "code", 0)  # of HTTP
+            if status == RANGE_PAST_END:
+                return None
             if getattr(problem, "errno", None) in NO_ROOM:
                 raise UsageError(
                     f"{part}: {problem.strerror}; free disk space and run the same command again to resume"
                 ) from None
-            if url.startswith("file:"):
+            reason = problem if status else getattr(problem, "reason", problem)
+            if 400 <= status < 500 or url.startswith("file:"):
                 break
         if attempt < TRIES:
             print(f"  {reason}; trying again", flush=True)
@@ -99,26 +113,26 @@ def download(url, part):
     )
 
 
-def stream_to_file(url, part):
+def stream_to_file(url: str, part: str) -> None:
+    """Download *url* to *part*, which is continued if the server supports ranges."""
     done = os.path.getsize(part) if os.path.exists(part) and not url.startswith("file:") else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
     with urllib.request.urlopen(request, timeout=60) as response:
         goes_on = done and response.status == PARTIAL
         done = done if goes_on else 0
         total = int(response.headers.get("Content-Length") or 0) + done
-        with open(part, "ab" if goes_on else "wb") as stream:
-            name = os.path.basename(part).removesuffix(".part")
-            with Display() as display:
-                for block in iter(lambda: response.read(BLOCK), b""):
-                    stream.write(block)
-                    done += len(block)
-                    display.show(name, round(done / 1e6, 1), round(total / 1e6, 1), "MB")
+        with open(part, "ab" if goes_on else "wb") as stream, Display() as display:
+            for block in iter(lambda: response.read(BLOCK), b""):
+                stream.write(block)
+                done += len(block)
+                name = os.path.basename(part).removesuffix(".part")
+                display.show(name, round(done / 1e6, 1), round(total / 1e6, 1), "MB")
     if total and done < total:
         raise OSError(f"the connection ended after {done:,} of {total:,} bytes")
 
 
-def find_fault(path, expected=None, name=".tgz"):
-    """Return the problem of an archive (empty, another checksum, or truncated); ``None`` if it is valid.
+def find_fault(path: str, expected: str = "", name: str = ".tgz") -> str:
+    """Return the problem of an archive (empty, another checksum, or truncated); empty if it is valid.
 
     Args:
         name: file name; its suffix determines the type: .tar, .gz (a single file), otherwise tar.gz
@@ -141,27 +155,34 @@ def find_fault(path, expected=None, name=".tgz"):
                 pass
     except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as problem:
         return f"truncated or invalid {'tar' if plain else 'gzip' if single else 'tar.gz'} archive ({problem})"
-    return None
+    return ""
 
 
-def ends_with(name, wanted):
-    """Return whether the member ``name`` of an archive ends with the path pattern ``wanted`` (with ``*`` and ``?``)."""
+def members(archive: str) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the name and the content of all files in a tar archive."""
+    with tarfile.open(archive) as stream:
+        for entry in stream:
+            if entry.isfile():
+                yield entry.name, stream.extractfile(entry)
+
+
+def ends_with(name: str, wanted: str) -> bool:
+    """Return whether the member *name* of an archive ends with the path pattern *wanted* (with ``*`` and ``?``)."""
     return fnmatch.fnmatchcase("/" + name, "*/" + wanted)
 
 
-def extract(archive, members, folder):
-    """Extract single files; ``members`` maps a new name to the end of the name in the archive.
+def extract(archive: str, wanted: dict[str, str], folder: str) -> list[str]:
+    """Extract single files, and return the names that the archive does not contain.
 
-    Returns the names that the archive does not contain.
+    Args:
+        wanted: end of the name in the archive, by the new name in *folder*
     """
-    missing = dict(members)
-    with tarfile.open(archive) as stream:
-        for entry in stream:
-            for name, wanted in list(missing.items()):
-                if entry.isfile() and ends_with(entry.name, wanted):
-                    with open(os.path.join(folder, name), "wb") as target:
-                        shutil.copyfileobj(stream.extractfile(entry), target)
-                    del missing[name]
-            if not missing:
-                break
-    return list(missing)
+    missing = dict(wanted)
+    for member, content in members(archive):
+        for name in [name for name, end in missing.items() if ends_with(member, end)]:
+            with open(os.path.join(folder, name), "wb") as target:
+                shutil.copyfileobj(content, target)
+            del missing[name]
+        if not missing:
+            break
+    return [*missing]

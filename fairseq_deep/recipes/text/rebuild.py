@@ -20,30 +20,36 @@ KEY and NAME may be lists: the first existing one is used. "restore": true detok
 keys of descriptions and parts are comments.
 """
 
+from __future__ import annotations
+
 import gzip
 import html
 import json
 import os
 import re
-import tarfile
 import tempfile
-from itertools import islice, zip_longest
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import IO, TYPE_CHECKING, Any
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.recipes.options import EXAMPLES
 
-from .corpus import PairWriter, decode_lines, pair_writers, read_lines, replaced_folder
-from .fetch import ends_with, extract, fetch, read_checksums
+from .corpus import Row, aligned, decode_lines, in_folder, read_lines, read_rows, replaced_folder, write_rows
+from .fetch import Downloads, ends_with, extract, members
 
-KNOWN = os.path.join(EXAMPLES, "common", "checksums.txt")
+if TYPE_CHECKING:
+    from fairseq_deep.recipes.plan import Plan
+
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 MARKUP_LINE = re.compile(r"<(url|talkid|keywords|speaker|reviewer|translator)\b")
 TITLE = re.compile(r"</?(title|description)>")
 SETS = re.compile(r"train|valid|test\d*")
+AGAIN = "delete it and run the same command again"
+Part = dict[str, Any]
 
 
-def read_description(path):
-    """Return the description in the file ``path``."""
+def read_description(path: str) -> dict[str, Any]:
+    """Return the description in the file *path*."""
     with open(path, encoding="utf-8") as stream:
         found = json.load(stream)
     if "like" in found:
@@ -51,38 +57,32 @@ def read_description(path):
     return found
 
 
-def as_list(value):
+def as_list(value: Any) -> list[Any]:
+    """Return a list: *value*, or one with this value."""
     return value if isinstance(value, list) else [value]
 
 
 class Archives:
-    """The archives of a description, downloaded on first use.
+    """The sets of a description, read from its archives.
 
     Args:
         langs: source and target language
-        folder, url, checksums: directory for downloads; URL of a directory with all archives, or ""; known checksums
-
-    Attributes:
         work: directory for extracted files
     """
 
-    work = ""
+    def __init__(self, description: dict[str, Any], langs: Sequence[str], downloads: Downloads, work: str = ""):
+        self.description, self.langs, self.downloads, self.work = description, langs, downloads, work
+        self.addresses, self.sets = description["archives"], [*filter(SETS.fullmatch, description)]
 
-    def __init__(self, addresses, langs, folder, url, checksums):
-        self.addresses, self.langs, self.folder, self.url = addresses, langs, folder, url.rstrip("/")
-        self.checksums = checksums
+    def fetch_all(self) -> None:
+        """Download all archives before any is unpacked, to detect missing archives early."""
+        for address in self.addresses.values():
+            self.downloads.get(address)
+        parts = (part for name in self.sets for part in as_list(self.description[name]))
+        for name in dict.fromkeys(part["sacrebleu"] for part in parts if "sacrebleu" in part):
+            self.of_sacrebleu(name)
 
-    def fetch(self, address, name="", digest=""):
-        name = name or address.rsplit("/", 1)[-1]
-        known = self.checksums
-        if digest and known is not None and not self.url:
-            known = {**known, name: digest}
-        return fetch(f"{self.url}/{name}" if self.url else address, name, self.folder, known or {})
-
-    def get(self, key):
-        return self.fetch(self.addresses[key])
-
-    def of_sacrebleu(self, name):
+    def of_sacrebleu(self, name: str) -> tuple[str, list[str]]:
         """Return the path of a test set, and the names of its two members."""
         from sacrebleu.dataset import DATASETS
 
@@ -92,57 +92,74 @@ class Archives:
         address = found.data[0]
         # sacreBLEU's archives have the same name in different years
         own = f"{name.replace('/', '-')}-{address.rsplit('/', 1)[-1]}"
-        return self.fetch(address, own, found.md5[0] if found.md5 else ""), found.langpairs[pair][:2]
+        return self.downloads.get(address, own, found.md5[0] if found.md5 else ""), found.langpairs[pair][:2]
 
-    def members(self, keys, names, what):
-        """Extract two aligned members, one per language, and return their paths.
+    def build(self, out: str) -> None:
+        """Write all sets to *out*; the training set is first, since a sample needs it."""
+        for name in sorted(self.sets, key=lambda name: name != "train"):
+            write_rows(in_folder(out, name, self.langs), self._rows_of(name, out))
 
-        Args:
-            names: possible names per language, in order of preference
-        """
-        paths = []
-        for lang, candidates in zip(self.langs, names):
-            ways = {f"{number}.{lang}{os.path.splitext(name)[1]}": name for number, name in enumerate(candidates)}
-            for key in keys:
-                missing = extract(key, ways, self.work)
-                found = [os.path.join(self.work, way) for way in ways if way not in missing]
-                if found:
-                    paths.append(found[0])
-                    break
+    def _rows_of(self, name: str, out: str) -> Iterator[Row]:
+        """Yield the rows of a set; *out* has the training set."""
+        parts, every = self.description[name], as_list(self.description["valid"])[0].get("every")
+        if "every" in parts:
+            return islice(self._read(self.description["train"]), every - 1, None, every)
+        if "sample" in parts:
+            paths, count = in_folder(out, "train", self.langs), parts["sample"]
+            step = max(1, sum(1 for _ in read_lines(paths[0])) // count)
+            return islice(read_rows(paths), 0, step * count, step)
+        rows = self._read(parts)
+        return (row for n, row in enumerate(rows, 1) if n % every) if every and name == "train" else rows
+
+    def _read(self, parts: list[Part]) -> Iterator[Row]:
+        """Yield the pairs of several parts."""
+        return chain.from_iterable(map(self._read_part, parts))
+
+    def _read_part(self, part: Part) -> Iterator[Row]:
+        """Return the pairs of one part of a set."""
+        keys = [self.downloads.get(self.addresses[key]) for key in as_list(part.get("archive", []))]
+        if "columns" in part:
+            pairs = read_table(keys[0], part.get("table", ""), [part["columns"][lang] for lang in self.langs])
+        else:
+            if "sacrebleu" in part:
+                path, ends = self.of_sacrebleu(part["sacrebleu"])
+                what, keys, names = part["sacrebleu"], [path], [[end] for end in ends]
             else:
-                raise UsageError(
-                    f"{' and '.join(keys)} lack {what} in '{lang}': delete them and run the same command again"
-                )
-        return paths
+                candidates = as_list(part.get("talks") or part["text"])
+                what, names = candidates[0], [[name.format(lang=lang) for name in candidates] for lang in self.langs]
+            paths = [self._member(keys, ends, lang, what) for lang, ends in zip(self.langs, names)]
+            read = read_talks if "talks" in part else read_text
+            pairs = aligned(map(read, paths), [f"{what} in '{lang}'" for lang in self.langs],
+                            f"the archive is damaged; {AGAIN}")  # fmt: skip
+        return restored(pairs, self.langs) if part.get("restore") else pairs
+
+    def _member(self, archives: list[str], names: list[str], lang: str, what: str) -> str:
+        """Extract the first existing member of the possible *names*, and return its path."""
+        ways = {f"{number}.{lang}{os.path.splitext(name)[1]}": name for number, name in enumerate(names)}
+        for archive in archives:
+            missing = extract(archive, ways, self.work)
+            for way in ways:
+                if way not in missing:
+                    return os.path.join(self.work, way)
+        raise UsageError(f"{' and '.join(archives)} lack {what} in '{lang}': {AGAIN}")
 
 
-def read_segments(path):
-    """Return the segments of an SGM or XML evaluation set, one line each."""
+def read_text(path: str) -> Iterable[str]:
+    """Return the lines of a text, or the segments of an SGM or XML evaluation set."""
+    if not path.endswith((".sgm", ".xml")):
+        return read_lines(path)
     return [" ".join(html.unescape(text).split()) for text in SEGMENT.findall("\n".join(read_lines(path)))]
 
 
-def read_talks(path):
+def read_talks(path: str) -> Iterator[str]:
+    """Return the lines of TED talks without their mark-up."""
     return (TITLE.sub("", line).strip() for line in read_lines(path) if not MARKUP_LINE.match(line))
 
 
-def read_text(path):
-    return read_segments(path) if path.endswith((".sgm", ".xml")) else read_lines(path)
-
-
-def aligned(sides, what):
-    """Yield pairs of lines; both sides must have the same length."""
-    for pair in zip_longest(*sides):
-        if None in pair:
-            raise UsageError(
-                f"{what} has more lines in one language than in the other: delete its archive and run again"
-            )
-        yield pair
-
-
-def read_table(path, name, columns):
-    """Yield the pairs of all tables ``name`` in an archive; lines that lack a column are skipped."""
+def read_table(path: str, name: str, columns: list[int]) -> Iterator[Row]:
+    """Yield the pairs of all tables *name* in an archive; lines that lack a column are skipped."""
     short = 0
-    for place, stream in table_streams(path, name):
+    for place, stream in _tables(path, name):
         for line in decode_lines(stream, f"{path}: {place}"):
             fields = line.split("\t")
             if len(fields) > max(columns):
@@ -153,23 +170,22 @@ def read_table(path, name, columns):
         print(f"  skipped {short:,} lines of {path} without both columns")
 
 
-def table_streams(path, name):
+def _tables(path: str, name: str) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the names and contents of the tables; without a *name*, of the archive itself."""
     if not name:
         with gzip.open(path) as stream:
             yield os.path.basename(path), stream
         return
     found = False
-    with tarfile.open(path) as archive:
-        for entry in archive:
-            if entry.isfile() and ends_with(entry.name, name):
-                found = True
-                member = archive.extractfile(entry)
-                yield entry.name, gzip.open(member) if entry.name.endswith(".gz") else member
+    for member, content in members(path):
+        if ends_with(member, name):
+            found = True
+            yield member, gzip.open(content) if member.endswith(".gz") else content
     if not found:
-        raise UsageError(f"{path} lacks {name}: delete it and run the same command again")
+        raise UsageError(f"{path} lacks {name}: {AGAIN}")
 
 
-def restored(pairs, langs):
+def restored(pairs: Iterator[Row], langs: Sequence[str]) -> Iterator[Row]:
     """Yield plain text of pairs that were tokenised and truecased with the Moses tools."""
     from sacremoses import MosesDetokenizer, MosesDetruecaser
 
@@ -179,73 +195,14 @@ def restored(pairs, langs):
         yield tuple(tool.detokenize(side.split()) for tool, side in zip(tools, cased))
 
 
-def read_part(part, archives):
-    """Yield the pairs of one part of a set."""
-    langs = archives.langs
-    if "sacrebleu" in part:
-        path, names = archives.of_sacrebleu(part["sacrebleu"])
-        paths = archives.members([path], [[name] for name in names], part["sacrebleu"])
-        pairs = aligned(map(read_text, paths), part["sacrebleu"])
-    elif "columns" in part:
-        columns = [part["columns"][lang] for lang in langs]
-        pairs = read_table(archives.get(part["archive"]), part.get("table", ""), columns)
-    else:
-        names = as_list(part.get("talks") or part["text"])
-        keys = [archives.get(key) for key in as_list(part["archive"])]
-        paths = archives.members(keys, [[name.format(lang=lang) for name in names] for lang in langs], names[0])
-        pairs = aligned(map(read_talks if "talks" in part else read_text, paths), names[0])
-    return restored(pairs, langs) if part.get("restore") else pairs
-
-
-def write_set(name, parts, archives, out, every=0):
-    """Write a set; every ``every``-th pair is written to the validation set instead."""
-    splits = (name, "valid") if every else (name,)
-    paths = {split: [os.path.join(out, f"{split}.{lang}") for lang in archives.langs] for split in splits}
-    with pair_writers(paths) as writers:
-        for count, pair in enumerate((pair for part in parts for pair in read_part(part, archives)), 1):
-            writers["valid" if every and count % every == 0 else name].add(pair)
-
-
-def write_sample(name, count, langs, out):
-    """Write *count* training pairs at equal distances as the set *name*; they remain in the training set."""
-    with open(os.path.join(out, f"train.{langs[0]}"), encoding="utf-8") as stream:
-        step = max(1, sum(1 for _ in stream) // count)
-    sides = [islice(read_lines(os.path.join(out, f"train.{lang}")), 0, step * count, step) for lang in langs]
-    with PairWriter(os.path.join(out, f"{name}.{lang}") for lang in langs) as writer:
-        writer.add_all(zip(*sides))
-
-
-def build(description, archives, out):
-    valid = description["valid"]
-    every = valid["every"] if isinstance(valid, dict) else 0
-    write_set("train", description["train"], archives, out, every)
-    for name in filter(SETS.fullmatch, description):
-        parts = description[name]
-        if isinstance(parts, list) and name != "train":
-            write_set(name, parts, archives, out)
-        elif "sample" in parts:
-            write_sample(name, parts["sample"], archives.langs, out)
-
-
-def fetch_all(description, archives):
-    """Download all archives before any is unpacked, to detect missing archives early."""
-    for key in description["archives"]:
-        archives.get(key)
-    parts = (part for name, parts in description.items() if SETS.fullmatch(name) for part in parts)
-    for name in dict.fromkeys(part["sacrebleu"] for part in parts if "sacrebleu" in part):
-        archives.of_sacrebleu(name)
-
-
-def rebuild(plan, out):
+def rebuild(plan: Plan, out: str) -> None:
     """Download the archives of the plan's description, and write {train,valid,test,test1 ...}.LANG to *out*."""
-    options, langs, description = plan.options, plan.langs, read_description(plan.description)
+    langs, description = plan.langs, read_description(plan.description)
     if sorted(langs) != sorted(description["languages"]):
         known = "-".join(description["languages"])
         raise UsageError(f"this corpus is {known}, not {langs[0]}-{langs[1]}: give your own text with --data")
-    known = options.checksums or ("none" if options.data_url else KNOWN)
-    sums = None if options.checksums == "none" else read_checksums(known)
-    archives = Archives(description["archives"], langs, plan.path("download"), options.data_url, sums)
-    fetch_all(description, archives)
+    archives = Archives(description, langs, Downloads(plan))
+    archives.fetch_all()
     print("  unpacking", flush=True)
     with replaced_folder(out) as folder, tempfile.TemporaryDirectory(dir=folder) as archives.work:
-        build(description, archives, folder)
+        archives.build(folder)

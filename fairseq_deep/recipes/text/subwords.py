@@ -7,24 +7,28 @@ test.LANG.tok, test.LANG.ref1.tok and so on; fairseq-generate prints <<unk>> for
 blocks of lines in several processes, so millions of pairs need little memory.
 """
 
+from __future__ import annotations
+
 import functools
 import io
 import json
 import multiprocessing
 import os
 import signal
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr
-from itertools import islice, starmap
-from typing import NamedTuple
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.display import Display
 from fairseq_deep.runtime.text import TAG, cutter_of, packages_named, tokenizer_of
 
-from .corpus import PairWriter, find_references, find_splits, read_lines, replaced_folder
+from .corpus import Row, find_references, find_splits, in_folder, read_lines, read_rows, replaced_folder, write_rows
 
 MAX_RATIO = 9  # maximum length ratio of the two sides, as in common corpus cleaning
 BLOCK = 2000
@@ -45,7 +49,7 @@ class Settings(NamedTuple):
         workers: number of processes
     """
 
-    langs: tuple
+    langs: tuple[str, str]
     bpe: str
     merges: int
     max_words: int
@@ -54,44 +58,43 @@ class Settings(NamedTuple):
     workers: int = 1
 
     @property
-    def tokenizer(self):
+    def tokenizer(self) -> str:
         """The tokenizer that is applied before the sub-words."""
         return "none" if self.bpe == "sentencepiece" else "moses"
 
 
-def tokenize_pairs(langs, pairs, kind, lowercase):
-    sides = (map(tokenizer_of(lang, kind, lowercase), side) for lang, side in zip(langs, zip(*pairs)))
-    return list(zip(*sides))
+def tokenize(langs: Sequence[str], kind: str, lowercase: bool, rows: list[Row]) -> list[Row]:
+    """Tokenise *rows* with columns in *langs*."""
+    columns = [map(tokenizer_of(lang, kind, lowercase), column) for lang, column in zip(langs, zip(*rows))]
+    return [*zip(*columns)]
 
 
-def apply_block(code, lines):
-    return list(map(cutter_of(code), lines))
+def cut(codes: Sequence[str], rows: list[Row]) -> list[Row]:
+    """Split *rows* into sub-words, each column with its own merges."""
+    return [*zip(*(map(cutter_of(code), column) for code, column in zip(codes, zip(*rows))))]
 
 
-def blocks(items):
-    items = iter(items)
-    return iter(lambda: list(islice(items, BLOCK)), [])
-
-
-def spread(function, jobs, workers):
-    """Yield ``function(*job)`` for every job, in order, over ``workers`` processes.
+def spread(function: Callable[[list], Any], rows: Iterable, workers: int) -> Iterator[Any]:
+    """Yield the results of *function* for blocks of *rows*, in order, over several processes.
 
     Raises:
         UsageError: a process was killed
     """
+    rows = iter(rows)
+    blocks = iter(lambda: [*islice(rows, BLOCK)], [])
     if workers == 1:
-        yield from starmap(function, jobs)
+        yield from map(function, blocks)
         return
     method = "fork" if multiprocessing.get_start_method() == "forkserver" else None  # where each would import torch
-    context, waiting = multiprocessing.get_context(method), []
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context(method), initializer=_begin_worker)
     try:
-        for job in jobs:
-            waiting.append(_submit(pool, function, job))
-            if len(waiting) > 4 * workers:
-                yield waiting.pop(0).result()
-        for result in waiting:
-            yield result.result()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # workers inherit handlers that they must replace
+        pool.submit(int)  # starts all workers
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        waiting = deque(pool.submit(function, block) for block in islice(blocks, 4 * workers))
+        while waiting:
+            yield waiting.popleft().result()
+            waiting.extend(pool.submit(function, block) for block in islice(blocks, 1))
     except BrokenProcessPool:
         problem = "a process of text preparation was killed, possibly for lack of memory"
         raise UsageError(f"{problem}: use fewer --workers than {workers}, and run the same command again") from None
@@ -99,168 +102,140 @@ def spread(function, jobs, workers):
         pool.shutdown(cancel_futures=True)
 
 
-def _submit(pool, function, job):
-    """Submit a job; a worker that receives a signal before it has installed its handlers would ignore it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        return pool.submit(function, *job)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _begin_worker():
+def _begin_worker() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # the pool stops its workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def shown(what, path, results):
-    """Yield *results*, blocks of lines of the file *path*, and show progress."""
-    with open(path, "rb") as stream:
-        done, total = 0, sum(1 for _ in stream)
+def processed(what: str, function: Callable[[list[Row]], list[Row]], paths: list[str], workers: int) -> Iterator[Row]:
+    """Yield the rows of the files *paths*, processed by *function*, and show progress."""
+    done, total = 0, sum(1 for _ in read_lines(paths[0]))
     with Display() as display:
-        for block in results:
+        for block in spread(function, read_rows(paths), workers):
             done += len(block)
             display.show(what, done, total, "lines")
-            yield block
+            yield from block
 
 
-def fits(pair, max_words):
-    lengths = sorted(len(side.split()) for side in pair)
-    return 0 < lengths[0] and lengths[1] <= max_words and lengths[1] <= MAX_RATIO * lengths[0]
+def kept(rows: Iterator[Row], fits: Callable[[Row], bool], reason: str, problem: str) -> Iterator[Row]:
+    """Yield the training pairs that fit, and print the number of others.
+
+    Raises:
+        UsageError: no pair fits: *problem*
+    """
+    counts = Counter()
+    for row in rows:
+        fit = fits(row)
+        counts[fit] += 1
+        if fit:
+            yield row
+    if not counts[True]:
+        raise UsageError(problem)
+    if counts[False]:
+        print(f"  {counts[False]:,} training pairs dropped: {reason}")
 
 
-def tokenize_split(args, text, split, tmp):
-    """Write the tokenised ``split`` to ``tmp``, and return the numbers of pairs kept and dropped."""
-    langs, dropped = args.langs, 0
-    paths = [os.path.join(text, f"{split}.{lang}") for lang in langs]
-    jobs = ((langs, block, args.tokenizer, args.lowercase) for block in blocks(zip(*map(read_lines, paths))))
-    plain = args.bpe == "sentencepiece"  # without words, limits in words do not apply
-    with PairWriter(os.path.join(tmp, f"{split}.tok.{lang}") for lang in langs) as writer:
-        for block in shown(f"tokenising {split}", paths[0], spread(tokenize_pairs, jobs, args.workers)):
-            for pair in block:
-                if split == "train" and not plain and not fits(pair, args.max_words):
-                    dropped += 1
-                    continue
-                writer.add(pair)
-    return writer.count, dropped
+def tokenize_set(text: str, out: str, split: str, settings: Settings) -> None:
+    """Write the tokenised set, and its further references, to NAME.tok; long training pairs are dropped."""
+    names = [f"{split}.{lang}" for lang in settings.langs]
+    names += find_references(text, split, settings.langs[1])
+    langs = [settings.langs[0]] + [settings.langs[1]] * (len(names) - 1)
+    step = partial(tokenize, langs, settings.tokenizer, settings.lowercase)
+    rows = processed(f"tokenising {split}", step, [os.path.join(text, name) for name in names], settings.workers)
+
+    def fits(row: Row) -> bool:
+        least, most = sorted(len(side.split()) for side in row)
+        return 0 < least and most <= settings.max_words and most <= MAX_RATIO * least
+
+    if split == "train" and settings.bpe != "sentencepiece":  # without words, limits in words do not apply
+        most = settings.max_words
+        rows = kept(rows, fits, f"over {most} words or a length ratio over {MAX_RATIO}",
+                    f"no training pair has 1 to {most} words per side (--max-words) and a length ratio of at most "
+                    f"{MAX_RATIO}")  # fmt: skip
+    write_rows([os.path.join(out, f"{name}.tok") for name in names], rows)
 
 
-def tokenize_references(args, text, split, tmp):
-    """Write the references of a set to ``tmp``, tokenised like the hypotheses."""
-    lang = args.langs[1]
-    for name in (f"{split}.{lang}", *find_references(text, split, lang)):
-        lines = zip(read_lines(os.path.join(text, name)))
-        jobs = (((lang,), block, args.tokenizer, args.lowercase) for block in blocks(lines))
-        with open(os.path.join(tmp, f"{name}.tok"), "w", encoding="utf-8") as stream:
-            for block in spread(tokenize_pairs, jobs, args.workers):
-                stream.writelines(line + "\n" for (line,) in block)
+def training_lines(folder: str, langs: Sequence[str]) -> Iterator[str]:
+    """Yield the tokenised training text of *langs* without tags."""
+    for path in in_folder(folder, "train", (f"{lang}.tok" for lang in langs)):
+        for line in read_lines(path):
+            yield TAG.sub("", line, 1)
 
 
-def learn(args, langs, code):
-    """Learn merges on the tokenised training text of ``langs`` and write them to ``code``."""
+def learn(merges: int, langs: Sequence[str], code: str) -> str:
+    """Learn merges on the tokenised training text of *langs*, and write them to the file *code*, which is returned."""
     from subword_nmt.learn_bpe import learn_bpe
 
-    words, tmp = Counter(), os.path.dirname(code)
-    for lang in langs:
-        for line in read_lines(os.path.join(tmp, f"train.tok.{lang}")):
-            words.update(TAG.sub("", line, 1).split())
+    words = Counter(word for line in training_lines(os.path.dirname(code), langs) for word in line.split())
     if all(len(word) == 1 for word in words):  # subword-nmt would fail
         raise UsageError(f"the words of {' and '.join(langs)} are single characters, which have no merges; "
                          "use text with words, or --bpe sentencepiece")  # fmt: skip
-    print(f"  learning {args.merges:,} merges from {len(words):,} distinct words of {' and '.join(langs)}", flush=True)
+    print(f"  learning {merges:,} merges from {len(words):,} distinct words of {' and '.join(langs)}", flush=True)
     vocabulary = io.StringIO("".join(f"{word} {count}\n" for word, count in sorted(words.items())))
     with open(code, "w", encoding="utf-8") as stream, redirect_stderr(io.StringIO()):
-        learn_bpe(vocabulary, stream, args.merges, is_dict=True)
+        learn_bpe(vocabulary, stream, merges, is_dict=True)
+    return code
 
 
-def learn_pieces(args, langs, model):
-    """Learn a vocabulary of ``args.merges`` pieces on the training text of all ``langs``."""
+def learn_pieces(settings: Settings, model: str) -> str:
+    """Learn a vocabulary of pieces on the training text of both languages, and return the path of the *model*."""
     with packages_named():
         import sentencepiece as spm
-    paths = (os.path.join(os.path.dirname(model), f"train.tok.{lang}") for lang in langs)
-    lines = (TAG.sub("", line, 1) for path in paths for line in read_lines(path))
-    print(f"  learning {args.merges:,} pieces", flush=True)
+    print(f"  learning {settings.merges:,} pieces", flush=True)
     try:
         spm.SentencePieceTrainer.train(
-            sentence_iterator=lines, model_prefix=model[: -len(".model")], vocab_size=args.merges,
-            character_coverage=COVERAGE, input_sentence_size=PIECES_FROM, shuffle_input_sentence=True,
-            hard_vocab_limit=False, num_threads=args.workers, minloglevel=2,
+            sentence_iterator=training_lines(os.path.dirname(model), settings.langs), vocab_size=settings.merges,
+            model_prefix=model.removesuffix(".model"), character_coverage=COVERAGE, input_sentence_size=PIECES_FROM,
+            shuffle_input_sentence=True, hard_vocab_limit=False, num_threads=settings.workers, minloglevel=2,
         )  # fmt: skip
     except RuntimeError as problem:
         raise UsageError(
-            f"SentencePiece cannot learn {args.merges:,} pieces from this text: {str(problem).splitlines()[-1]}"
+            f"SentencePiece cannot learn {settings.merges:,} pieces from this text: {str(problem).splitlines()[-1]}"
         ) from None
+    return model
 
 
-def learn_codes(args, langs, tmp):
+def learn_codes(settings: Settings, folder: str) -> list[str]:
     """Return the file with the merges of each language."""
-    if args.bpe == "sentencepiece":
-        code = os.path.join(tmp, "spm.model")
-        learn_pieces(args, langs, code)
-    elif args.bpe == "per-side":
-        codes = [os.path.join(tmp, name) for name in ("code", f"code.{langs[1]}")]
-        for lang, code in zip(langs, codes):
-            learn(args, [lang], code)
-        return codes
-    else:
-        code = os.path.join(tmp, "code")
-        learn(args, langs, code)
-    return [code, code]
+    source, target = settings.langs
+    if settings.bpe == "sentencepiece":
+        return [learn_pieces(settings, os.path.join(folder, "spm.model"))] * 2
+    code = os.path.join(folder, "code")
+    if settings.bpe == "per-side":
+        return [learn(settings.merges, [source], code), learn(settings.merges, [target], f"{code}.{target}")]
+    return [learn(settings.merges, settings.langs, code)] * 2
 
 
-def apply_split(args, split, lang, code, tmp):
-    tokenised = os.path.join(tmp, f"{split}.tok.{lang}")
-    jobs = ((code, block) for block in blocks(read_lines(tokenised)))
-    cut = spread(apply_block, jobs, args.workers)
-    with open(os.path.join(tmp, f"{split}.{lang}"), "w", encoding="utf-8") as stream:
-        for block in shown(f"sub-words of {split}.{lang}", tokenised, cut):
-            stream.writelines(line + "\n" for line in block)
-    os.remove(tokenised)
+def cut_set(out: str, split: str, settings: Settings, codes: Sequence[str]) -> None:
+    """Split a tokenised set into sub-words; the tokenised text remains for references only."""
+    limit, names = settings.max_subwords, [f"{lang}.tok" for lang in settings.langs]
+    tokenised = in_folder(out, split, names)
+    rows = processed(f"sub-words of {split}", partial(cut, codes), tokenised, settings.workers)
+    if split == "train" and limit:
+        rows = kept(rows, lambda row: all(0 < len(side.split()) <= limit for side in row), f"over {limit} sub-words",
+                    f"no training pair has 1 to {limit} sub-words per side: raise --max-subwords")  # fmt: skip
+    write_rows(in_folder(out, split, settings.langs), rows)
+    for path in tokenised if split == "train" else tokenised[:1]:
+        os.remove(path)
 
 
-def drop_long(langs, limit, tmp):
-    """Remove training pairs with more than ``limit`` sub-words per side."""
-    paths, dropped = [os.path.join(tmp, f"train.{lang}") for lang in langs], 0
-    with PairWriter(f"{path}.short" for path in paths) as writer:
-        for pair in zip(*map(read_lines, paths)):
-            if all(0 < len(side.split()) <= limit for side in pair):
-                writer.add(pair)
-            else:
-                dropped += 1
-    if not writer.count:
-        raise UsageError(f"no training pair has 1 to {limit} sub-words per side: raise --max-subwords")
-    for path in paths:
-        os.replace(f"{path}.short", path)
-    if dropped:
-        print(f"  {dropped:,} training pairs dropped: over {limit} sub-words")
+def cut_corpus(text: str, out: str, settings: Settings) -> None:
+    """Segment the text of the directory *text* into sub-words, and write it to the directory *out*.
 
-
-def cut_corpus(text, out, settings):
-    """Segment the text of the directory *text* into sub-words, and write it to the directory *out*."""
-    langs, splits = settings.langs, find_splits(text, settings.langs[0])
+    Raises:
+        UsageError: all training pairs are too long, the text has no merges, or a process was killed
+    """
+    splits = find_splits(text, settings.langs[0])
     cutter_of.cache_clear()  # it may have the merges of another text with the same path
-    for lang in langs:
+    for lang in settings.langs:
         tokenizer_of(lang, settings.tokenizer)("")  # jieba reads its dictionary before the processes are forked
     with replaced_folder(out) as tmp:
         for split in splits:
-            kept, dropped = tokenize_split(settings, text, split, tmp)
-            if split == "train" and not kept:
-                raise UsageError(
-                    f"no training pair has 1 to {settings.max_words} words per side (--max-words) and a length ratio "
-                    f"of at most {MAX_RATIO}"
-                )
-            if dropped:
-                reason = f"over {settings.max_words} words or a length ratio over {MAX_RATIO}"
-                print(f"  {dropped:,} training pairs dropped: {reason}")
-            if split != "train":
-                tokenize_references(settings, text, split, tmp)
-        codes = learn_codes(settings, langs, tmp)
+            tokenize_set(text, tmp, split, settings)
+        codes = learn_codes(settings, tmp)
         with open(os.path.join(tmp, "steps.json"), "w", encoding="utf-8") as stream:  # for fairseq-deep translate
             json.dump({"tokenizer": settings.tokenizer, "lowercase": settings.lowercase}, stream)
         for split in splits:
-            for lang, code in zip(langs, codes):
-                apply_split(settings, split, lang, code, tmp)
-        if settings.max_subwords:
-            drop_long(langs, settings.max_subwords, tmp)
+            cut_set(tmp, split, settings, codes)
