@@ -23,11 +23,11 @@ class KeepFp32:
         return [self.weight]
 
     def _apply(self, fn, *args, **kwargs):
-        exact = [tensor.data for tensor in self.fp32_tensors()]
+        exact = [(tensor.data, None if tensor.grad is None else tensor.grad.data) for tensor in self.fp32_tensors()]
         super()._apply(fn, *args, **kwargs)
-        for tensor, value in zip(self.fp32_tensors(), exact):
+        for tensor, (value, grad) in zip(self.fp32_tensors(), exact):
             if tensor.dtype in HALF:
                 tensor.data = value.to(tensor.device, torch.float32)
-                if tensor.grad is not None:
-                    tensor.grad.data = tensor.grad.data.float()
+                if grad is not None:
+                    tensor.grad.data = grad.to(tensor.device, torch.float32)
         return self
