@@ -76,7 +76,7 @@ def test_ctranslate2_gives_what_the_library_gives(lenpen, exports):
     expected = by_ctranslate2(folder, lines, beam_size=4, num_hypotheses=3, length_penalty=lenpen,
                               max_decoding_length=15)  # fmt: skip
     assert_same(nats(model.translate_nbest(lines)), expected)
-    assert (model.engine.name, model.models, model.max_source) == ("ctranslate2", [], POSITIONS)
+    assert (model.engine.name, len(model.models), model.max_source) == ("ctranslate2", 0, POSITIONS)
 
 
 def test_transformers_gives_what_the_library_gives(exports):
@@ -85,7 +85,7 @@ def test_transformers_gives_what_the_library_gives(exports):
     expected = by_transformers(folder, lines, num_beams=4, num_return_sequences=3, length_penalty=0.6,
                                max_new_tokens=16)  # fmt: skip
     assert_same(nats(model.translate_nbest(lines)), expected)
-    assert (model.engine.name, model.models, model.max_source) == ("transformers", [], POSITIONS)
+    assert (model.engine.name, len(model.models), model.max_source) == ("transformers", 0, POSITIONS)
 
 
 @pytest.mark.parametrize("form", FORMATS)

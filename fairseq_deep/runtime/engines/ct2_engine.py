@@ -7,10 +7,9 @@ cases.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,14 +20,13 @@ from fairseq_deep.errors import UsageError, one_line
 
 from ..bundle import Bundle
 from ..dictionary import SPECIAL, Dictionary
-from ..exported import read_record
 from ..loading import ModelFacts
+from ..records import read_json, text
+from .directory import DirectoryEngine, read_facts
 from .torch_engine import Hypotheses
 
 OLDEST = (4, 5)
 """Oldest supported version of CTranslate2."""
-LARGEST = 1 << 28
-"""Maximum size of a vocabulary's file, in bytes."""
 
 
 def check_package() -> None:
@@ -50,15 +48,11 @@ def version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-class Ct2Engine:
-    """Engine for a directory in CTranslate2's format.
+class Ct2Engine(DirectoryEngine):
+    """Engine for a directory in CTranslate2's format; see :class:`DirectoryEngine`.
 
     Args:
         folder: the directory
-        facts: see :class:`ModelFacts`
-        dictionaries: source and target dictionary
-        languages: source and target language
-        options: search options
         parallel: number of batches translated at once; they share torch's threads
 
     Raises:
@@ -71,9 +65,7 @@ class Ct2Engine:
         self, folder: str, facts: ModelFacts, dictionaries: Sequence[Dictionary], languages: Sequence[str],
         options: SearchOptions, parallel: int = 1,
     ):  # fmt: skip
-        self.facts, self.options, self.models = facts, options, []
-        self.source, self.target = dictionaries
-        self.languages, self.device = tuple(languages), torch.device("cpu")
+        super().__init__(facts, dictionaries, languages, options, torch.device("cpu"))
         threads = torch.get_num_threads()
         parallel = min(parallel, threads)
         self.translator = _open(folder, inter_threads=parallel, intra_threads=threads // parallel)
@@ -81,37 +73,18 @@ class Ct2Engine:
     @classmethod
     def open(cls, bundle: Bundle, options: SearchOptions, parallel: int = 1) -> Ct2Engine:
         """Open the model of *bundle*."""
-        facts = read_record(bundle.checkpoint)["facts"]
-        facts = ModelFacts(**{**facts, "layers": tuple(facts["layers"])})
-        dictionaries = [_read_vocabulary(bundle.checkpoint, side) for side in ("source", "target")]
-        languages = bundle.source_lang, bundle.target_lang
-        return cls(bundle.checkpoint, facts, dictionaries, languages, options, parallel)
+        folder, languages = bundle.checkpoint, (bundle.source_lang, bundle.target_lang)
+        dictionaries = [_read_vocabulary(folder, side) for side in ("source", "target")]
+        return cls(folder, read_facts(folder), dictionaries, languages, options, parallel)
 
-    def translate(self, batches: Iterable[Sequence[Tensor]], nbest: int = 1) -> Iterator[Hypotheses]:
-        """See :class:`TorchEngine`; all batches are started at once."""
-        for results in [self._start(sentences, nbest) for sentences in batches]:
-            yield [self._hypotheses(result.result()) for result in results]
-
-    def _start(self, sentences: Sequence[Tensor], nbest: int) -> list[Any]:
-        """Return the pending result of each sentence."""
-        longest = max(map(len, sentences))
-        limits = [self._limit(len(tokens) if self.options.limit_each else longest) for tokens in sentences]
-        pending: list[Any] = [None] * len(sentences)
-        for limit in sorted({*limits}):
-            numbers = [number for number, own in enumerate(limits) if own == limit]
-            words = [[self.source.symbols[index] for index in sentences[number][:-1].tolist()] for number in numbers]
-            found = self.translator.translate_batch(
-                words, beam_size=self.options.beam, num_hypotheses=min(nbest, self.options.beam),
-                length_penalty=self.options.lenpen, max_decoding_length=limit, max_input_length=0, return_scores=True,
-                asynchronous=True,
-            )  # fmt: skip
-            for number, result in zip(numbers, found):
-                pending[number] = result
-        return pending
-
-    def _limit(self, length: int) -> int:
-        """Return the maximum number of target tokens for a source of *length* tokens."""
-        return min(int(self.options.max_len_a * length + self.options.max_len_b), self.facts.max_target - 1)
+    def start(self, sentences: Sequence[Tensor], limit: int, nbest: int) -> Callable[[], Hypotheses]:
+        """See :class:`DirectoryEngine`; CTranslate2's threads work in the background."""
+        words = [[self.source.symbols[index] for index in tokens[:-1].tolist()] for tokens in sentences]
+        pending = self.translator.translate_batch(
+            words, beam_size=self.options.beam, num_hypotheses=nbest, length_penalty=self.options.lenpen,
+            max_decoding_length=limit, max_input_length=0, return_scores=True, asynchronous=True,
+        )  # fmt: skip
+        return lambda: [self._hypotheses(result.result()) for result in pending]
 
     def _hypotheses(self, result: Any) -> list[dict[str, Tensor]]:
         found = []
@@ -151,13 +124,9 @@ def _read_vocabulary(folder: str, side: str) -> Dictionary:
     """
     paths = (os.path.join(folder, f"{name}_vocabulary.json") for name in (side, "shared"))
     path = next(filter(os.path.isfile, paths), None)
-    if path is None or os.path.getsize(path) > LARGEST:
+    if path is None:
         raise UsageError(f"{folder} has no vocabulary ({side}); export the model again")
-    try:
-        with open(path, encoding="utf-8") as stream:
-            symbols = json.load(stream)
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: cannot be read ({one_line(error, 100)}); export the model again") from error
-    if not isinstance(symbols, list) or symbols[:4] != [*SPECIAL] or {*map(type, symbols)} != {str}:
+    symbols = read_json(path, [text("(?s).*", "a token")], "export the model again")
+    if symbols[:4] != [*SPECIAL]:
         raise UsageError(f"{path}: must be a list of tokens that begins with {', '.join(SPECIAL)}; export it again")
     return Dictionary(symbols[4:])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +17,7 @@ from fairseq_deep.errors import UsageError, one_line
 
 from ..bundle import Bundle
 from ..dictionary import SPECIAL, Dictionary
-from ..exported import read_record
-from ..loading import ModelFacts
+from .directory import DirectoryEngine, read_facts
 from .torch_engine import Hypotheses
 
 TARGET = "target"
@@ -65,25 +65,10 @@ class TokenizerDictionary:
         return self.tokenizer.decode([index for index in indices if index > self.eos])
 
 
-class TransformersEngine:
-    """Engine for a model and tokenizers of transformers.
-
-    Args:
-        model: the model in evaluation mode
-        tokenizers: of source and target
-        facts: see :class:`ModelFacts`
-        languages: source and target language
-        options: search options
-    """
+class TransformersEngine(DirectoryEngine):
+    """Engine for a model and tokenizers of transformers."""
 
     name = "transformers"
-
-    def __init__(
-        self, model: Any, tokenizers: Sequence[Any], facts: ModelFacts, languages: Sequence[str], options: SearchOptions
-    ):
-        self.model, self.facts, self.languages, self.options, self.models = model, facts, tuple(languages), options, []
-        self.source, self.target = map(TokenizerDictionary, tokenizers)
-        self.device = model.device
 
     @classmethod
     def open(cls, bundle: Bundle, options: SearchOptions, device: str = "cpu") -> TransformersEngine:
@@ -93,7 +78,7 @@ class TransformersEngine:
             UsageError: transformers is missing, or cannot load the directory
         """
         folder = bundle.checkpoint
-        facts = read_record(folder)["facts"]
+        facts = read_facts(folder)
         try:
             from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
         except ImportError as error:
@@ -106,34 +91,24 @@ class TransformersEngine:
                 tokenizers = [AutoTokenizer.from_pretrained(each, local_files_only=True) for each in folders]
         except Exception as error:  # corrupt files raise any exception
             raise UsageError(f"transformers cannot load {folder} ({one_line(error, 200)}); export it again") from error
-        facts = ModelFacts(**{**facts, "layers": tuple(facts["layers"])})
-        return cls(model.eval().to(device), tokenizers, facts, (bundle.source_lang, bundle.target_lang), options)
+        languages = bundle.source_lang, bundle.target_lang
+        engine = cls(facts, map(TokenizerDictionary, tokenizers), languages, options, torch.device(device))
+        engine.model = model.eval().to(device)
+        return engine
 
-    def translate(self, batches: Iterable[Sequence[Tensor]], nbest: int = 1) -> Iterator[Hypotheses]:
-        """See :class:`TorchEngine`."""
-        for sentences in batches:
-            limits = {self._limit(len(tokens)) for tokens in sentences} if self.options.limit_each else {0}
-            found: Hypotheses = [[] for _ in sentences]
-            for limit in sorted(limits):
-                numbers = [n for n, tokens in enumerate(sentences) if not limit or self._limit(len(tokens)) == limit]
-                for number, each in zip(numbers, self._search([sentences[number] for number in numbers], nbest)):
-                    found[number] = each
-            yield found
-
-    def _limit(self, length: int) -> int:
-        """Return the maximum number of target tokens, with end-of-sentence, for a source of *length* tokens."""
-        return min(int(self.options.max_len_a * length + self.options.max_len_b), self.facts.max_target - 1) + 1
+    def start(self, sentences: Sequence[Tensor], limit: int, nbest: int) -> Callable[[], Hypotheses]:
+        """See :class:`DirectoryEngine`; the function itself searches."""
+        return functools.partial(self._search, sentences, limit, nbest)
 
     @torch.inference_mode()
-    def _search(self, sentences: Sequence[Tensor], nbest: int) -> Hypotheses:
-        """Return the hypotheses of *sentences*, with the length limit of the longest."""
-        options, count = self.options, min(nbest, self.options.beam)
+    def _search(self, sentences: Sequence[Tensor], limit: int, nbest: int) -> Hypotheses:
+        options = self.options
         batch = torch.nn.utils.rnn.pad_sequence(sentences, True, Dictionary.pad).to(self.device)
         beams = {"length_penalty": float(options.lenpen), "early_stopping": True} if options.beam > 1 else {}
         output = self.model.generate(
             input_ids=batch, attention_mask=batch.ne(Dictionary.pad), num_beams=options.beam, do_sample=False,
-            num_return_sequences=count, max_new_tokens=self._limit(batch.size(1)), return_dict_in_generate=True,
-            output_scores=True, **beams,
+            num_return_sequences=nbest, max_new_tokens=limit + 1, return_dict_in_generate=True, output_scores=True,
+            **beams,
         )  # fmt: skip
         rows = [ended(row) for row in output.sequences]
         if options.beam > 1:
@@ -142,7 +117,7 @@ class TransformersEngine:
             steps = self.model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
             scores = [float(step[: len(row)].sum()) / len(row) ** options.lenpen for row, step in zip(rows, steps)]
         found = [{"tokens": row, "score": torch.tensor(score)} for row, score in zip(rows, scores)]
-        return [found[start : start + count] for start in range(0, len(found), count)]
+        return [found[start : start + nbest] for start in range(0, len(found), nbest)]
 
 
 def ended(row: Tensor) -> Tensor:
