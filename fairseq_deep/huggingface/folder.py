@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -19,47 +18,38 @@ HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision",
 """Arguments of ``from_pretrained`` that select a file on the Hub."""
 
 
-@contextlib.contextmanager
-def local_folder(path: str | os.PathLike, weights: bool = True, **hub: Any) -> Iterator[str]:
-    """Yield the directory of the package *path*.
-
-    The Hub's cache consists of links, which packages must not contain. Therefore a package from the Hub is copied to a
-    temporary directory.
+def find_package(path: str | os.PathLike, weights: bool = True, **hub: Any) -> packaged.Package:
+    """Read the package *path*.
 
     Args:
         path: a directory, or the name of a repository
-        weights: whether to download the weights
+        weights: whether to read the weights
         hub: see :data:`HUB`
 
     Raises:
-        UsageError: the package does not exist
+        UsageError: the package does not exist, or is invalid
     """
     path = os.fspath(path)
     if os.path.isdir(path):
-        yield os.path.join(path, hub.get("subfolder") or "")
-        return
-    with tempfile.TemporaryDirectory() as folder:
-
-        def fetch(name: str) -> None:
-            shutil.copyfile(cached_file(path, name, **hub), os.path.join(folder, name))
-
-        try:
-            for name in (CONFIG, SUMS):
-                fetch(name)
-            with contextlib.suppress(OSError):  # the card is optional
-                fetch(CARD)
-            for name in [*packaged.text_files(packaged.read_config(folder)), *[packaged.WEIGHTS] * weights]:
-                fetch(name)
-        except OSError as error:
-            raise UsageError(f"{path}: neither a directory nor a packaged model on the Hub ({error})") from error
-        yield folder
+        return packaged.load(os.path.join(path, hub.get("subfolder") or ""), weights)
+    try:
+        folder = os.path.dirname(cached_file(path, CONFIG, **hub))
+        cached_file(path, SUMS, **hub)
+        with contextlib.suppress(OSError):  # the card is optional
+            cached_file(path, CARD, **hub)
+        config = packaged.read_config(packaged.Folder(folder, cached=True))
+        for name in [*packaged.text_files(config), *[packaged.WEIGHTS] * weights]:
+            cached_file(path, name, **hub)
+    except OSError as error:
+        raise UsageError(f"{path}: neither a directory nor a packaged model on the Hub ({error})") from error
+    return packaged.load(folder, weights, cached=True)
 
 
-def read_files(folder: str, names: list[str]) -> dict[str, bytes]:
-    """Return the content of the files *names*."""
+def read_files(paths: dict[str, str]) -> dict[str, bytes]:
+    """Return the content of files by name."""
     found = {}
-    for name in names:
-        with open(os.path.join(folder, name), "rb") as stream:
+    for name, path in paths.items():
+        with open(path, "rb") as stream:
             found[name] = stream.read()
     return found
 
@@ -68,10 +58,15 @@ def read_files(folder: str, names: list[str]) -> dict[str, bytes]:
 def written(files: dict[str, bytes]) -> Iterator[str]:
     """Yield a temporary directory with *files*."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, content in files.items():
-            with open(os.path.join(folder, name), "wb") as stream:
-                stream.write(content)
+        write_files(folder, files)
         yield folder
+
+
+def write_files(folder: str, files: dict[str, bytes]) -> None:
+    """Write *files* to *folder*."""
+    for name, content in files.items():
+        with open(os.path.join(folder, name), "wb") as stream:
+            stream.write(content)
 
 
 @contextlib.contextmanager

@@ -14,10 +14,10 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import packaged
 from fairseq_deep.runtime.model import load_weights
 from fairseq_deep.runtime.packaged.config import HUGGINGFACE
-from fairseq_deep.runtime.packaged.folder import CARD, SUMS, write_sums
+from fairseq_deep.runtime.packaged.folder import CARD, write_sums
 from fairseq_deep.runtime.packaged.writing import UNFILLED, check_finite
 
-from .folder import HUB, filled, local_folder, read_files, written
+from .folder import HUB, filled, find_package, read_files, written
 
 _IGNORED = ("_commit_hash", "_fast_init", "_from_auto", "_from_pipeline", "adapter_kwargs", "low_cpu_mem_usage",
             "trust_remote_code", "use_safetensors", "weights_only")  # fmt: skip
@@ -27,7 +27,7 @@ class Storage:
     """Mixin of :class:`FairseqDeepForConditionalGeneration`.
 
     Attributes:
-        files: dictionaries, sub-words and card of the package, by name
+        files: configuration, dictionaries, sub-words and card of the package, by name
     """
 
     files: dict[str, bytes]
@@ -46,12 +46,10 @@ class Storage:
         if config.package is None or not config.name_or_path:
             raise UsageError("the configuration has no dictionaries; use from_pretrained(PACKAGE) for a trained model, "
                              "or AutoConfig.from_pretrained(PACKAGE) for an untrained one")  # fmt: skip
-        with local_folder(config.name_or_path, weights=False) as folder:
-            names = packaged.check_text(folder, config.package)
-            source, target = (packaged.read_dictionary(folder, name) for name in names[:2])
-            self.files = read_files(folder, names)
-        config.source_vocab_size, config.vocab_size = len(source), len(target)
-        return tag_indices(source.symbols)
+        package = find_package(config.name_or_path, weights=False)
+        self.files = read_files(package.paths)
+        config.source_vocab_size, config.vocab_size = len(package.source), len(package.target)
+        return tag_indices(package.source.symbols)
 
     @classmethod
     def from_pretrained(
@@ -82,10 +80,7 @@ class Storage:
         for name in kwargs:
             if name not in _IGNORED and kwargs[name] not in (None, False):
                 raise UsageError(f"{name} is not supported for models of fairseq_deep; omit it")
-        with local_folder(pretrained_model_name_or_path, **hub) as folder:
-            package = packaged.load(os.path.join(folder, packaged.WEIGHTS))
-            names = [*packaged.text_files(package.config), CARD]
-            files = read_files(folder, [name for name in names if os.path.exists(os.path.join(folder, name))])
+        package = find_package(pretrained_model_name_or_path, **hub)
         config = cls.config_class() if config is None else config
         if config.package is None:
             config.package = package.config
@@ -95,7 +90,7 @@ class Storage:
         model = cls(config)
         stored = package.tensors["encoder.embed_tokens.weight"].dtype
         load_weights(model, package.tensors)
-        model.files = files
+        model.files = read_files(package.paths)
         if generation_config is not None:
             model.generation_config = generation_config
         config.dtype = _type_of(dtype, stored)
@@ -153,7 +148,6 @@ class Storage:
         if own and "automatically generated" in card.text:  # the repository had no card
             card.text = own
             card.save(path)
-        os.remove(os.path.join(working_dir, SUMS))
         write_sums(os.fspath(working_dir))
         return super()._upload_modified_files(working_dir, *args, **kwargs)
 

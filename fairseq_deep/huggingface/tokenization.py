@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizer
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import packaged
 from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
-from fairseq_deep.runtime.packaged.folder import CONFIG, SUMS, write_sums
+from fairseq_deep.runtime.packaged.folder import CARD, CONFIG, SUMS, write_sums
 from fairseq_deep.runtime.text import TextSteps, tokenizer_of
 
-from .folder import HUB, filled, local_folder, read_files, written
+from .folder import HUB, filled, find_package, read_files, write_files, written
 
 _IGNORED = ("_commit_hash", "_from_auto", "_from_pipeline", "config", "trust_remote_code", "use_fast")
 
@@ -28,7 +28,7 @@ class FairseqDeepTokenizer(PreTrainedTokenizer):
     like the runtime.
 
     Args:
-        files: ``config.json``, dictionaries and sub-words of a package, with their checksums
+        files: ``config.json``, dictionaries and sub-words of a package
         options: options of ``PreTrainedTokenizer``
 
     Attributes:
@@ -43,13 +43,12 @@ class FairseqDeepTokenizer(PreTrainedTokenizer):
     def __init__(self, files: dict[str, bytes], **options: Any):
         self.files, self.options = files, options
         with written(files) as folder:
-            config = packaged.read_config(folder)
-            names = packaged.check_text(folder, config)
-            self.source, self.target = (packaged.read_dictionary(folder, name) for name in names[:2])
+            write_sums(folder)
+            package = packaged.load(folder, weights=False)
+            config, self.source, self.target = package.config, package.source, package.target
             task, text = config["task"], config["text"]
-            codes = os.path.join(folder, names[2]) if len(names) > 2 else None
-            languages = task["source_lang"], task["target_lang"]
-            self.steps = TextSteps(*languages, codes, text["tokenizer"], text["lowercase"],
+            languages, codes = (task["source_lang"], task["target_lang"]), packaged.codes_of(config)
+            self.steps = TextSteps(*languages, codes and package.paths[codes], text["tokenizer"], text["lowercase"],
                                    self.source.symbols[len(SPECIAL) :])  # fmt: skip
             self._prepare_target = tokenizer_of(languages[1], text["tokenizer"])
         self.current = self.source
@@ -73,10 +72,9 @@ class FairseqDeepTokenizer(PreTrainedTokenizer):
         hub = {name: kwargs.pop(name) for name in HUB if name in kwargs}
         for name in _IGNORED:
             kwargs.pop(name, None)
-        with local_folder(pretrained_model_name_or_path, weights=False, **hub) as folder:
-            names = packaged.check_text(folder, packaged.read_config(folder))
-            files = read_files(folder, [CONFIG, SUMS, *names])
-        return cls(files, name_or_path=os.fspath(pretrained_model_name_or_path), **kwargs)
+        paths = dict(find_package(pretrained_model_name_or_path, weights=False, **hub).paths)
+        paths.pop(CARD, None)
+        return cls(read_files(paths), name_or_path=os.fspath(pretrained_model_name_or_path), **kwargs)
 
     def __reduce__(self):
         """Pickle the files, since the text steps are local functions."""
@@ -130,19 +128,15 @@ class FairseqDeepTokenizer(PreTrainedTokenizer):
         if kwargs.get("push_to_hub"):
             self.push_to_hub(os.path.basename(save_directory))
         folder = os.fspath(save_directory)
-        names = [name for name in self.files if name != SUMS]
         if not os.path.exists(os.path.join(folder, CONFIG)):
             with filled(folder) as new:
-                for name in names:
-                    with open(os.path.join(new, name), "wb") as stream:
-                        stream.write(self.files[name])
+                write_files(new, self.files)
                 write_sums(new)
-        texts = [name for name in names if name != CONFIG]
-        if not all(os.path.exists(os.path.join(folder, name)) for name in texts) or read_files(folder, texts) != {
-            name: self.files[name] for name in texts
-        }:
+        paths = {name: os.path.join(folder, name) for name in self.files}
+        texts = {name: path for name, path in paths.items() if name != CONFIG}
+        if not all(map(os.path.exists, texts.values())) or not read_files(texts).items() <= self.files.items():
             raise UsageError(f"{folder} holds another model; choose another directory")
-        return tuple(os.path.join(folder, name) for name in self.files)
+        return (*paths.values(), os.path.join(folder, SUMS))
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> str:
         """Reject an upload, since a tokenizer is only a part of a package."""

@@ -95,8 +95,8 @@ def search_of(bundle: Bundle) -> dict[str, Any]:
 
 
 def _of_package(folder: str) -> dict[str, Any]:
-    config = packaged.read_config(folder)
-    checkpoint = packaged.place(folder, packaged.WEIGHTS)
+    place = packaged.Folder(folder)
+    config, checkpoint = packaged.read_config(place), place.place(packaged.WEIGHTS)
     languages = {name: config["task"][name] for name in ("source_lang", "target_lang")}
     steps = {name: config["text"][name] for name in ("tokenizer", "lowercase")}
     name = packaged.codes_of(config)

@@ -47,7 +47,7 @@ class ServedModel:
         translator, facts = self.translator, self.translator.facts
         folder, name = os.path.dirname(os.path.abspath(self.bundle.checkpoint)), ""
         if packaged.is_package(self.bundle.checkpoint) and not self.bundle.program:
-            name = packaged.read_config(folder)["name"]
+            name = packaged.read_config(packaged.Folder(folder))["name"]
         return {
             "source": self.pair.source,
             "target": self.pair.target,

@@ -219,18 +219,21 @@ def _is_text(stream: BinaryIO) -> bool:
 
 def _package(folder: str) -> tuple[list[tuple[str, str]], list[str]]:
     from fairseq_deep.runtime import packaged
+    from fairseq_deep.runtime.text import Pieces
 
     rows, problems = [("kind", "packaged model")], packaged.find_problems(folder)
     try:
-        package = packaged.load(os.path.join(folder, packaged.WEIGHTS))
-    except packaged.PackageError as error:
+        package = packaged.load(folder)
+    except UsageError as error:
         return rows, problems + [str(error)] * (str(error) not in problems)
     weights = {id(value): value for value in package.tensors.values()}.values()  # tied tensors count once
     size = sum(weight.numel() for weight in weights)
     rows.append(("model", f"{package.config['arch']}, {len(weights)} tensors, {size:,} values"))
-    codes = packaged.codes_of(package.config)
     try:
-        problems += packaged.odd_pieces(os.path.join(folder, codes)) if codes == packaged.CODES["sentencepiece"] else []
+        if packaged.CODES["sentencepiece"] in package.paths:
+            Pieces(package.paths[packaged.CODES["sentencepiece"]])
+    except UsageError as error:
+        problems.append(error.message)
     except ImportError:
         rows.append(("uninspected", f"{packaged.CODES['sentencepiece']} (pip install sentencepiece)"))
     return rows, problems

@@ -83,7 +83,7 @@ def check_written(folder: str, content: Any) -> None:
 
     from fairseq_deep.runtime import packaged
 
-    found = packaged.load(os.path.join(folder, packaged.WEIGHTS)).tensors
+    found = packaged.load(folder).tensors
     owners = {**{name: name for name in content.tensors}, **content.config["tied"]}
     same = found.keys() == owners.keys() and all(
         torch.equal(found[name], content.tensors[owner]) and found[name].dtype == content.tensors[owner].dtype

@@ -22,7 +22,6 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.runtime import packaged
-from fairseq_deep.runtime.packaged import PackageError
 from fairseq_deep.runtime.packaged.config import model_settings
 from fairseq_deep.runtime.packaged.folder import write_sums
 from tests.helpers.fuzz import TIMES
@@ -310,7 +309,7 @@ def opened(action):
     OPENED.append(seen)
     try:
         action()
-    except PackageError as error:
+    except UsageError as error:
         return seen, str(error)
     finally:
         OPENED.remove(seen)
@@ -409,10 +408,10 @@ def test_damage_is_told(name, whole, tmp_path):
     damaged = tmp_path / "made" / name
     content = damaged.read_bytes()
     damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(PackageError, match=f"^{damaged}: corrupt, its sha256 differs from SHA256SUMS; copy it again"):
+    with pytest.raises(UsageError, match=f"^{damaged}: corrupt, its sha256 differs from SHA256SUMS; copy it again"):
         packaged.load(str(path))
     damaged.unlink()
-    with pytest.raises(PackageError, match=f"^{damaged}: No such file or directory; copy the directory again"):
+    with pytest.raises(UsageError, match=f"^{damaged}: No such file or directory; copy the directory again"):
         packaged.load(str(path))
 
 
@@ -439,7 +438,7 @@ def test_no_setting_names_a_file():
 def test_sums_that_are_none(content, message, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "made")
     (tmp_path / "made/SHA256SUMS").write_text(content)
-    with pytest.raises(PackageError, match=message):
+    with pytest.raises(UsageError, match=message):
         packaged.load(str(tmp_path / "made/model.safetensors"))
 
 
@@ -479,7 +478,7 @@ def test_merges_are_those_of_the_package(load, with_merges, tmp_path):
     (tmp_path / "bpecodes").write_text("w 3</w>\n")
     for place in (link_to_codes, lambda folder: shutil.copy(tmp_path / "bpecodes", folder)):
         changed(with_merges, tmp_path / "made", place)
-        with pytest.raises(PackageError, match="made/bpecodes: rejected: a package must not have a file of this name"):
+        with pytest.raises(UsageError, match="made/bpecodes: rejected: a package must not have a file of this name"):
             LOADERS[load](tmp_path / "made")
 
 
@@ -488,13 +487,13 @@ def link_to_codes(folder):
 
 
 @pytest.mark.parametrize("content, said", [
-    (b"#version: 0.2\nw 1\nw\n", "line 3 must be two sub-words"), (b"a b c\n", "line 1 must be two"),
-    (b"a b\n\n", "line 2 must be two"), (b"\xff b\n", "must be UTF-8"), (b"", "line 1 must be two sub-words"),
-    (b"#version: 0.9\nw 1\n", "line 1 must be"),
+    (b"#version: 0.2\nw 1\nw\n", "invalid line 3 in BPE codes file: w"), (b"a b c\n", "invalid line 1 in BPE"),
+    (b"\xff b\n", "can't decode byte 0xff"), (b"", "invalid line 1 in BPE"),
+    (b"#version: 0.9\nw 1\n", "has merges of version 0.9; subword-nmt supports 0.1 and 0.2"),
 ])  # fmt: skip
 def test_broken_merges(content, said, with_merges, command, tmp_path):
     path = changed(with_merges, tmp_path / "made", text("code", content))
-    with pytest.raises(PackageError, match=said):
+    with pytest.raises(UsageError, match=said):
         packaged.load(path)
     code, out, _ = command("check", tmp_path / "made")
     assert code == 1 and said in out

@@ -7,11 +7,11 @@ embeddings).
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from fairseq_deep.core import alignment, description
 from fairseq_deep.core.layers.feed_forward import ACTIVATIONS
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.records import (
     LARGEST_NUMBER,
     SEARCH,
@@ -30,7 +30,7 @@ from fairseq_deep.runtime.records import (
     whole,
 )
 
-from .folder import CODES, CONFIG, PackageError, read_text, verify_checksums
+from .folder import CODES, CONFIG, Folder
 
 FORMAT, VERSION = "fairseq_deep package", 1
 NEWER = "install a newer fairseq_deep, or the plugin that has it"
@@ -104,29 +104,28 @@ LATER = {"max_len_a": 1.0, "max_len_b": 50}
 """Search settings that the first packages lack, with the values used at that time."""
 
 
-def read_config(folder: str) -> dict[str, Any]:
+def read_config(folder: Folder) -> dict[str, Any]:
     """Read the configuration in *folder*.
 
     Raises:
-        PackageError: the file is corrupt, not JSON, or has an invalid setting
+        UsageError: the file is corrupt, not JSON, or has an invalid setting
     """
-    verify_checksums(folder, [CONFIG])
-    path, content = os.path.join(folder, CONFIG), read_text(folder, CONFIG)
+    path, content = folder.verified(CONFIG), folder.read_text(CONFIG)
     try:
         config = parse(content)
     except ValueError as error:
-        raise PackageError(f"{path}: not a packaged-model configuration ({error})") from error
+        raise UsageError(f"{path}: not a packaged-model configuration ({error})") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise PackageError(f"{path}: not a packaged-model configuration (its format must be {FORMAT!r})")
+        raise UsageError(f"{path}: not a packaged-model configuration (its format must be {FORMAT!r})")
     if config.get("version") != VERSION:
         version = str(config.get("version"))[:20]
-        raise PackageError(f"{path}: has format version {version}, but only {VERSION} is supported; {NEWER}")
+        raise UsageError(f"{path}: has format version {version}, but only {VERSION} is supported; {NEWER}")
     if isinstance(config.get("search"), dict):
         config["search"] = {**LATER, **config["search"]}
     try:
         check_config(config)
     except ValueError as error:
-        raise PackageError(f"{path}: rejected: {error}") from error
+        raise UsageError(f"{path}: rejected: {error}") from error
     return config
 
 

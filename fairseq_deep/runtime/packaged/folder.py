@@ -1,5 +1,6 @@
 """The directory of a packaged model: its files, checksums, and safe access to files."""
 
+import functools
 import os
 import re
 import stat
@@ -22,10 +23,6 @@ _OTHERS = re.compile(
 _LINE = re.compile(r"([0-9a-f]{64}) [ *]([\w.-]+)")
 
 
-class PackageError(UsageError):
-    """A packaged model is invalid or corrupt."""
-
-
 def is_package(path: str) -> bool:
     """Return whether *path* is the directory of a packaged model, or the weights in it."""
     folder = folder_of(path)
@@ -42,116 +39,106 @@ def dictionary_name(lang: str) -> str:
     return f"dict.{lang}.txt"
 
 
-def place(folder: str, name: str) -> str:
-    """Return the path of the file *name*.
+class Folder:
+    """Safe access to the files of a package.
+
+    Args:
+        path: the directory
+        cached: whether it is in the Hub's cache, which consists of links, and may have other files
 
     Raises:
-        PackageError: the file is missing or not a regular file; a link may point outside of the directory
+        UsageError: (all methods) a file is missing, not a regular file, or unreadable. Without *cached*, links are
+            rejected too, because they may point outside of the directory
     """
-    path = os.path.join(folder, name)
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError as error:
-        raise PackageError(f"{path}: {error.strerror or error}; copy the directory again") from error
-    if stat.S_ISLNK(mode):
-        raise PackageError(f"{path}: must not be a link; copy the directory with cp -rL if you created the link")
-    if not stat.S_ISREG(mode):
-        raise PackageError(f"{path}: must be a regular file; copy the directory again")
-    return path
 
+    def __init__(self, path: str, cached: bool = False):
+        self.path, self.cached = path, cached
 
-def read_text(folder: str, name: str) -> str:
-    """Read a small text file.
+    def place(self, name: str) -> str:
+        """Return the path of the file *name*."""
+        path = os.path.join(self.path, name)
+        try:
+            mode = (os.stat if self.cached else os.lstat)(path).st_mode
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror or error}; copy the directory again") from error
+        if stat.S_ISLNK(mode):
+            raise UsageError(f"{path}: must not be a link; copy the directory with cp -rL if you created the link")
+        if not stat.S_ISREG(mode):
+            raise UsageError(f"{path}: must be a regular file; copy the directory again")
+        return path
 
-    Raises:
-        PackageError: the file cannot be read, is too large, or is not UTF-8
-    """
-    path = place(folder, name)
-    try:
-        with open(path, "rb") as stream:
-            content = stream.read(LARGEST_TEXT + 1)
-        if len(content) > LARGEST_TEXT:
-            raise PackageError(f"{path}: must have at most {LARGEST_TEXT:,} bytes; copy the directory again")
-        return content.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PackageError(f"{path}: cannot be read ({error})") from error
+    def read_text(self, name: str) -> str:
+        """Read a small text file in UTF-8."""
+        path = self.place(name)
+        try:
+            with open(path, "rb") as stream:
+                content = stream.read(LARGEST_TEXT + 1)
+            if len(content) > LARGEST_TEXT:
+                raise UsageError(f"{path}: must have at most {LARGEST_TEXT:,} bytes; copy the directory again")
+            return content.decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path}: cannot be read ({error})") from error
 
+    @functools.cached_property
+    def sums(self) -> dict[str, str]:
+        """The checksums by file name, read from a file in the format of the program sha256sum."""
+        sums: dict[str, str] = {}
+        for line in self.read_text(SUMS).splitlines():
+            found = _LINE.fullmatch(line)
+            if found is None or found[2] in sums:
+                path = os.path.join(self.path, SUMS)
+                raise UsageError(f"{path}: invalid line {line[:40]!r}; copy the directory again")
+            sums[found[2]] = found[1]
+        return sums
 
-def verify_checksums(folder: str, names: Iterable[str]) -> None:
-    """Verify the checksums of the files *names*.
+    def verified(self, name: str) -> str:
+        """Return the path of the file *name* after its checksum was verified."""
+        if name not in self.sums:
+            path = os.path.join(self.path, SUMS)
+            raise UsageError(f"{path}: has no checksum of {name}; copy the directory again")
+        path = self.place(name)
+        if _hash(path) != self.sums[name]:
+            raise UsageError(f"{path}: corrupt, its sha256 differs from {SUMS}; copy it again")
+        return path
 
-    Raises:
-        PackageError: a file is missing, has no checksum, or has another one
-    """
-    path, sums = os.path.join(folder, SUMS), read_sums(folder)
-    for name in names:
-        if name not in sums:
-            raise PackageError(f"{path}: has no checksum of {name}; copy the directory again")
-        if hash_file(place(folder, name)) != sums[name]:
-            damaged = os.path.join(folder, name)
-            raise PackageError(f"{damaged}: corrupt, its sha256 differs from {SUMS}; copy it again")
+    def names(self) -> list[str]:
+        """Return the names of all files, without transformers' and the Hub's."""
+        return sorted(name for name in os.listdir(self.path) if not _OTHERS.fullmatch(name))
 
-
-def read_sums(folder: str) -> dict[str, str]:
-    """Read the checksums, in the format of the program sha256sum, by file name."""
-    sums: dict[str, str] = {}
-    for line in read_text(folder, SUMS).splitlines():
-        found = _LINE.fullmatch(line)
-        if found is None or found[2] in sums:
-            raise PackageError(f"{os.path.join(folder, SUMS)}: invalid line {line[:40]!r}; copy the directory again")
-        sums[found[2]] = found[1]
-    return sums
-
-
-def _own(folder: str) -> list[str]:
-    """Return the names of all files in *folder*, without transformers' and the Hub's."""
-    return sorted(name for name in os.listdir(folder) if not _OTHERS.fullmatch(name))
+    def refuse_others(self, names: Iterable[str]) -> None:
+        """Reject other files than *names*; fairseq's hub reads sub-words from files with various names."""
+        allowed = {CARD, CONFIG, SUMS, WEIGHTS, *names}
+        for name in self.names() if not self.cached else ():
+            if name not in allowed:
+                path = os.path.join(self.path, name)
+                raise UsageError(f"{path}: rejected: a package must not have a file of this name; move it elsewhere")
+            self.place(name)
 
 
 def find_problems(folder: str) -> list[str]:
-    """Return the differences between the files in *folder* and their checksums; :func:`load` checks the contents."""
+    """Return the differences between the files in *folder* and their checksums; `load` checks the contents."""
+    found, problems = Folder(folder), []
     try:
-        sums = read_sums(folder)
-    except PackageError as error:
+        problems += [f"{name!r} is not in {SUMS}" for name in found.names() if name not in (SUMS, *found.sums)]
+    except UsageError as error:
         return [str(error)]
-    problems = [f"{name!r} is not in {SUMS}" for name in _own(folder) if name not in (SUMS, *sums)]
-    for name in sums:
+    for name in found.sums:
         try:
-            verify_checksums(folder, [name])
-        except PackageError as error:
+            found.verified(name)
+        except UsageError as error:
             problems.append(str(error))
     return problems
 
 
-def refuse_others(folder: str, names: Iterable[str]) -> None:
-    """Reject a directory with files other than *names*; fairseq's hub reads sub-words from files with various names.
-
-    Raises:
-        PackageError: a file does not belong to a package, or is not a regular file
-    """
-    allowed = {CARD, CONFIG, SUMS, WEIGHTS, *names}
-    for name in _own(folder):
-        if name not in allowed:
-            path = os.path.join(folder, name)
-            raise PackageError(f"{path}: rejected: a package must not have a file of this name; move it elsewhere")
-        place(folder, name)
-
-
 def write_sums(folder: str) -> None:
-    """Write the checksums of all files in *folder*."""
-    names = sorted(os.listdir(folder))
-    lines = [f"{hash_file(os.path.join(folder, name))}  {name}\n" for name in names]
+    """Write the checksums of all other files in *folder*."""
+    lines = [f"{_hash(os.path.join(folder, name))}  {name}\n" for name in sorted({*os.listdir(folder)} - {SUMS})]
     with open(os.path.join(folder, SUMS), "w", encoding="utf-8", newline="\n") as stream:
         stream.writelines(lines)
 
 
-def hash_file(path: str) -> str:
-    """Return the checksum of a file.
-
-    Raises:
-        PackageError: the file cannot be read
-    """
+def _hash(path: str) -> str:
     try:
         return checksum(path)
     except OSError as error:
-        raise PackageError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_deep.errors import one_line
+from fairseq_deep.errors import UsageError, one_line
 
 from .config import FORMAT, HUGGINGFACE, TASK, VERSION, check_config, model_settings
-from .folder import CARD, CODES, CONFIG, WEIGHTS, PackageError, dictionary_name, write_sums
+from .folder import CARD, CODES, CONFIG, WEIGHTS, dictionary_name, write_sums
 from .reading import TYPES
 
 UNFILLED = "._float_tensor"
@@ -108,12 +108,12 @@ def write(folder: str, content: Content) -> None:
     """Write a package to the empty *folder*.
 
     Raises:
-        PackageError: a file cannot be read or written
+        UsageError: a file cannot be read or written
     """
     try:
         from safetensors.torch import save_file
     except ImportError as error:
-        raise PackageError(f"{error.name} is missing: pip install safetensors") from error
+        raise UsageError(f"{error.name} is missing: pip install safetensors") from error
     settings = json.dumps(content.config, indent=1, ensure_ascii=False, allow_nan=False)
     try:
         save_file(content.tensors, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
@@ -128,7 +128,7 @@ def write(folder: str, content: Content) -> None:
         # safetensors creates the file with private permissions
         shutil.copymode(os.path.join(folder, CONFIG), os.path.join(folder, WEIGHTS))
         write_sums(folder)
-    except PackageError:
+    except UsageError:
         raise
     except Exception as error:  # safetensors has its own exceptions for a full disk
-        raise PackageError(f"{folder} cannot be written ({one_line(error)})") from error
+        raise UsageError(f"{folder} cannot be written ({one_line(error)})") from error
