@@ -148,49 +148,36 @@ async def _body(request: Request, service: Service) -> bytes:
     """Read the body.
 
     Raises:
-        Refused: the body is too large, or does not arrive in time
+        Refused: the body, or the bodies of all requests together, are too large, or it does not arrive in time
     """
-    limits = service.limits
-    problem = f"the body has more than {limits.body:,} bytes"
-    declared = request.headers.get("content-length", "0")
-    size = int(declared) if declared.isascii() and declared.isdigit() and len(declared) < 19 else DRAINED + 1
-    if size > limits.body and (size > DRAINED or "expect" in request.headers):
-        raise Refused(413, problem, CLOSE)
+    limits, parts = service.limits, []
+    size = held = 0
+    declared = int(request.headers.get("content-length", 0))
+    refused = Refused(413, f"the body has more than {limits.body:,} bytes", CLOSE)
+    if declared > DRAINED or declared > limits.body and "expect" in request.headers:
+        raise refused
     try:
-        body, size = await asyncio.wait_for(_read(request, service), limits.body_timeout)
+        async with asyncio.timeout(limits.body_timeout):
+            async for part in request.stream():
+                size += len(part)
+                if size <= limits.body:
+                    parts.append(part)
+                    held += len(part)
+                    service.held += len(part)
+                if service.held > HELD:
+                    raise Refused(503, "too many request bodies; try again", {"Retry-After": "5", **CLOSE})
+                if size > DRAINED:
+                    break
     except TimeoutError as error:
-        raise Refused(408, f"the body did not arrive within {limits.body_timeout:g} s", CLOSE) from error
+        if size <= limits.body:
+            raise Refused(408, f"the body did not arrive within {limits.body_timeout:g} s", CLOSE) from error
     except ClientDisconnect as error:
         raise Refused(GONE, "the client has left") from error
-    if size > limits.body:
-        raise Refused(413, problem, CLOSE)
-    return body
-
-
-async def _read(request: Request, service: Service) -> tuple[bytes, int]:
-    """Return the body (empty if it is too large) and the number of bytes read.
-
-    Raises:
-        Refused: the bodies of all requests together are too large
-    """
-    parts: list[bytes] = []
-    size = held = 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > DRAINED:
-                break
-            if size > service.limits.body:
-                parts.clear()
-                continue
-            parts.append(part)
-            held += len(part)
-            service.held += len(part)
-            if service.held > HELD:
-                raise Refused(503, "too many request bodies; try again", {"Retry-After": "5", **CLOSE})
-        return b"".join(parts), size
     finally:
         service.held -= held
+    if size > limits.body:
+        raise refused
+    return b"".join(parts)
 
 
 async def _wait(request: Request, answer: Future, seconds: float) -> list[list[Translation]]:

@@ -8,11 +8,11 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fairseq_deep.errors import UsageError
 
@@ -24,7 +24,7 @@ except ImportError:  # Windows
     resource = None
 
 HEAD_SECONDS = 10.0
-"""Time limit for a client to send the head of its first request, or of a request that it has begun."""
+"""Time limit for the head of a request, from the connection or the last answer; it is checked once per second."""
 STOP_SECONDS = 5.0
 """Additional time after a request's time limit to send answers at shutdown."""
 BACKLOG = 2048
@@ -75,7 +75,7 @@ def run_server(app: Any, bound: socket.socket, timeout: float) -> int:
         logging.getLogger(name).addHandler(JsonLog(logging.WARNING))
         logging.getLogger(name).propagate = False
     config = uvicorn.Config(
-        app, http=_Protocol, ws="none", loop="asyncio", lifespan="on", log_config=None, access_log=False,
+        app, http="h11", ws="none", loop="asyncio", lifespan="on", log_config=None, access_log=False,
         log_level="warning", proxy_headers=False, server_header=False, backlog=BACKLOG,
         timeout_graceful_shutdown=int(timeout + STOP_SECONDS),
     )  # fmt: skip
@@ -101,6 +101,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config):
         super().__init__(config)
         self.signals: list[int] = []
+        self.idle: dict[tuple[Any, Any], float] = {}
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -122,38 +123,17 @@ class _Server(uvicorn.Server):
         host, port = (sockets or [])[0].getsockname()[:2]
         log("ready", url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", process=os.getpid())
 
+    async def on_tick(self, counter: int) -> bool:
+        """Once per second, close connections that wait too long for the head of a request; uvicorn has no limit."""
+        if counter % 10 == 0:
+            connections, now = self.server_state.connections, time.monotonic()
+            found = ((each, each.cycle) for each in connections if each.cycle is None or each.cycle.response_complete)
+            self.idle = {key: self.idle.get(key, now) for key in found}  # by connection and last request
+            for (connection, _), since in self.idle.items():
+                if now - since > HEAD_SECONDS:
+                    connection.transport.close()
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         log("stopped", at_once=self.force_exit)
-
-
-class _Protocol(H11Protocol):
-    """Protocol that closes a connection if the request head does not arrive in time; uvicorn has no limit."""
-
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._watch_head()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-
-    def _watch_head(self) -> None:
-        idle = self.cycle is None or self.cycle.response_complete
-        if idle and self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._close_idle)
-        elif not idle and self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _close_idle(self) -> None:
-        self._head_timer = None
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.close()
