@@ -124,7 +124,7 @@ class _Server(uvicorn.Server):
         log("ready", url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", process=os.getpid())
 
     async def on_tick(self, counter: int) -> bool:
-        """Once per second, close connections that wait too long for the head of a request; uvicorn has no limit."""
+        """Once per second, close connections with a late request head; uvicorn has no limit."""
         if counter % 10 == 0:
             connections, now = self.server_state.connections, time.monotonic()
             found = ((each, each.cycle) for each in connections if each.cycle is None or each.cycle.response_complete)
