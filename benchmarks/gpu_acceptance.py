@@ -17,19 +17,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-SMALL_SIZE = (
-    "--tokens 64 --length 16 --words 1000 --sentences 2 --beam 2 --step 4 --encoder-layers 2 --decoder-layers 2 "
-    "--precision fp32 --encoder-embed-dim 64 --decoder-embed-dim 64 --encoder-attention-heads 4 "
+SMALL = (
+    "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 64 --decoder-embed-dim 64 --encoder-attention-heads 4 "
     "--decoder-attention-heads 4"
 )
-ENVIRONMENT = """
-import platform, torch
-print(f"Python {platform.python_version()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
-for index in range(torch.cuda.device_count()):
-    found = torch.cuda.get_device_properties(index)
-    print(f"{found.name}, {found.total_memory / 2**30:.0f} GiB, compute capability {found.major}.{found.minor}")
-"""
-STEPS = ("environment", "correctness", "costs", "fused-adam", "compiled", "trainings")
+STEPS = ("environment", "correctness", "steps", "decoding", "trainings")
 
 
 def parse(arguments=None):
@@ -53,22 +45,26 @@ def parse(arguments=None):
 
 def steps(options):
     """Return the commands by step."""
-    python = sys.executable
-    measure = [python, HERE / "device_model.py", "--measure", options.device]
-    size, large = (shlex.split(SMALL_SIZE), []) if options.small else ([], ["transformer_prenorm_30l",
-                                                                            "transformer_dlcl_30l"])  # fmt: skip
+    python, small = sys.executable, options.small
     check = [python, HERE / "gpu_check.py", "--device", options.device]
-    if options.small:
+    if small:
         check += shlex.split("--layers 2 --width 32 --only 'plain pre-norm' layer_agg-dlcl layer_agg-lstm --compile")
-    four = [f"transformer_{name}_6l" for name in ("prenorm", "dlcl", "lstm", "matt")]
+    flags = f"--{options.precision}" if options.device == "cuda" and options.precision != "fp32" else ""
+    plain, deep = "transformer_prenorm_6l", "transformer_prenorm_30l"
+    systems = [plain, *(f"transformer_{name}_6l" for name in ("dlcl", "lstm", "matt")), f"{plain} --compile",
+               f"{plain} --optimizer fused_adam", deep, "transformer_dlcl_30l"]  # fmt: skip
+    sizes = shlex.split("--vocabulary 200 --rounds 1") if small else shlex.split("--vocabulary 32768")
+    costs = [*sizes, "--device", options.device, "--systems"]
+    searched = [f"ours --arch {name}" for name in systems[:4]]
     return {
-        "environment": [python, "-c", ENVIRONMENT],
+        "environment": [python, "-m", "fairseq_deep", "doctor"],
         "correctness": check,
-        "costs": [*measure, "--json", options.out / "counts.json", *size, "--arch", *four, *large],
-        "fused-adam": [*measure, "--what", "optimizer", "--optimizer", "fused_adam", *size, "--arch", four[0], *large],
-        "compiled": [*measure, "--compile", "--what", "training", *size, "--arch", four[0], four[2], *large],
+        "steps": [python, HERE / "training.py", f"--flags={flags} {SMALL * small}", "--tokens", 64 if small else 4096,
+                  "--batches", 1 if small else 4, *costs, *(systems[:3] if small else systems)],
+        "decoding": [python, HERE / "decoding.py", "--dim", 64 if small else 512, "--layers", 2 if small else 6,
+                     "--max-len-b", 5 if small else 26, "--max-len-a", 0, *costs, "stock", "ours", *searched[1:]],
         "trainings": comparison(options),
-    }
+    }  # fmt: skip
 
 
 def comparison(options):
@@ -92,7 +88,6 @@ def comparison(options):
 def run(title, command, number, out):
     """Run a step; its output goes to the screen, to a file of its own and to ``RESULTS.txt``."""
     command, start = list(map(str, command)), time.monotonic()
-    shown = "python -c ..." if "-c" in command[:2] else shlex.join(command)
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # of this environment
     environment = {**os.environ, "PATH": programs, "FAIRSEQ_DEEP_ENV": "current", "PYTHONUTF8": "1"}
     with open(out / "RESULTS.txt", "a", encoding="utf-8") as results, \
@@ -104,7 +99,7 @@ def run(title, command, number, out):
                 file.write(line)
                 file.flush()
 
-        tell(f"\n== {title}\n$ {shown}\n")
+        tell(f"\n== {title}\n$ {shlex.join(command)}\n")
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
         process = subprocess.Popen(command, env=environment, **pipes)
         for line in process.stdout:

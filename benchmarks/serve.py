@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 
-from against_ctranslate2 import describe_machine
+from turns import describe_machine
 
 from fairseq_deep.runtime import Translator
 from fairseq_deep.tools.input_text import read_lines

@@ -4,24 +4,26 @@ import argparse
 import sys
 
 import pytest
+from fairseq import options as fairseq_options
 
 from fairseq_deep.core import decoder, encoder
 from fairseq_deep.recipes.compare import driver
 from tests.helpers.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-import device_model  # noqa: E402
+import decoding  # noqa: E402
 import gpu_acceptance  # noqa: E402
 import gpu_check  # noqa: E402
+import training  # noqa: E402
 
 
 def test_a_trial_writes_each_step_and_names_those_that_fail(tmp_path, capfd, monkeypatch):
     words = ["--device", "cpu", "--small", "--out", str(tmp_path), "--only", "environment", "correctness"]
     assert gpu_acceptance.main(words) == 0
     results = (tmp_path / "RESULTS.txt").read_text()
-    assert results.startswith("commit ") and "torch " in results and "all checks passed" in results
+    assert results.startswith("commit ") and "Training works here." in results and "all checks passed" in results
     assert "fp64: output, all gradients" in (tmp_path / "02-correctness.txt").read_text()
-    monkeypatch.setattr(gpu_acceptance, "ENVIRONMENT", "raise SystemExit(3)")
+    monkeypatch.setattr(gpu_acceptance, "steps", lambda options: {"environment": [sys.executable, "-c", "exit(3)"]})
     assert gpu_acceptance.main([*words[:-1]]) == 1
     assert "1 steps, 1 failed: environment; results: " in capfd.readouterr().out
 
@@ -31,11 +33,13 @@ def test_the_commands_are_valid(words, tmp_path, capfd):
     options = gpu_acceptance.parse([*words, "--out", str(tmp_path)])
     commands = gpu_acceptance.steps(options)
     assert list(commands) == list(gpu_acceptance.STEPS)
-    for name in ("costs", "fused-adam", "compiled"):
-        _, script, *flags = commands[name]
-        parsed, own = device_model.parse(list(map(str, flags)))
-        assert script.is_file() and parsed.measure == options.device
-        assert len(device_model.make_rows(parsed, own)) >= len(parsed.arch) >= 1
+    for name, benchmark in (("steps", training), ("decoding", decoding)):
+        _, script, *flags = map(str, commands[name])
+        parsed = benchmark.read_arguments(flags)
+        assert script == benchmark.__file__ and parsed.device == options.device
+        for system in parsed.systems if benchmark is training else ():
+            line = training.command_line(system, parsed)
+            assert fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), line).arch
     script, *flags = map(str, commands["trainings"])
     assert script == str(ROOT / "examples/compare/run.sh")
     driver.main(script, ["--dry-run", *flags])

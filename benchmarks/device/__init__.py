@@ -1,1 +1,0 @@
-"""What a GPU would do, by count: the parts of ``benchmarks/device_model.py``."""

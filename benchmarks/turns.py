@@ -1,0 +1,132 @@
+"""Systems in processes of their own that take turns, and the machine that they run on.
+
+OpenMP's threads wait for work by spinning, and two libraries in one process would slow each other down. Here every
+system has a process with the same number of threads, one of them works at a time, and the others block on a pipe.
+"""
+
+import logging
+import multiprocessing
+import os
+import platform
+import statistics
+import subprocess
+import time
+import traceback
+import warnings
+from importlib import metadata
+
+import torch
+
+from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.machine import count_cores, describe_cpu
+
+PAUSE = 0.3  # seconds until the threads of the system before have stopped spinning
+PACKAGES = ("torch", "fairseq", "ctranslate2")
+
+
+def serve(pipe, make, system, settings):
+    """In a worker: build the system, say so, then call one of its methods for each request."""
+    logging.disable(logging.INFO)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(settings.threads)
+    try:
+        worker = make(system, settings)
+        pipe.send(("", None))
+        while True:
+            method, arguments = pipe.recv()
+            start, used = time.perf_counter(), time.process_time()
+            found = getattr(worker, method)(*arguments)
+            pipe.send(("", (time.perf_counter() - start, time.process_time() - used, found)))
+    except (EOFError, KeyboardInterrupt):  # no more requests
+        return
+    except (SystemExit, UsageError) as error:
+        pipe.send((str(error), None))
+    except Exception as error:
+        traceback.print_exc()
+        pipe.send((f"{system}: {type(error).__name__}: {error}", None))
+
+
+class Turns:
+    """A worker for each of *systems*, made by ``make(system, settings)``; a context, at whose end they end.
+
+    Raises:
+        SystemExit: one of them could not be built, or failed
+    """
+
+    def __init__(self, make, systems, settings):
+        self.make, self.systems, self.settings = make, systems, settings
+        self.workers = {}
+
+    def __enter__(self):
+        os.environ["OMP_NUM_THREADS"] = str(self.settings.threads)
+        context = multiprocessing.get_context("spawn")
+        try:
+            for system in self.systems:  # one after the other: what a system measures as it loads, it measures alone
+                pipe, end = context.Pipe()
+                arguments = end, self.make, system, self.settings
+                process = context.Process(target=serve, args=arguments, daemon=True)
+                process.start()
+                end.close()
+                self.workers[system] = (process, pipe)
+                self._answer(system)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error):
+        for process, pipe in self.workers.values():
+            pipe.close()
+            process.join(timeout=10)
+            if process.is_alive():
+                process.terminate()
+
+    def _answer(self, system):
+        try:
+            problem, content = self.workers[system][1].recv()
+        except EOFError:
+            raise SystemExit(f"{system}: its process ended without a word (too little memory?)") from None
+        if problem:
+            raise SystemExit(problem)
+        return content
+
+    def ask(self, system, method, *arguments):
+        """Seconds on the clock, those of the processor, and the result of a method of *system*."""
+        time.sleep(PAUSE)
+        self.workers[system][1].send((method, arguments))
+        return self._answer(system)
+
+    def measure(self, method, rounds):
+        """{system: [(seconds, CPU seconds, result)]} of *rounds* in which all take turns; one more warms up."""
+        found = {system: [] for system in self.systems}
+        for _ in range(rounds + 1):
+            for system, turns in found.items():
+                turns.append(self.ask(system, method))
+        return {system: turns[1:] for system, turns in found.items()}
+
+
+def median(turns, clock=0):
+    """Median seconds (*clock* 0) or CPU seconds (1) of a system."""
+    return statistics.median(turn[clock] for turn in turns)
+
+
+def speed(base, own, clock=0):
+    """Speed relative to the system *base*: the median of the ratios within the rounds."""
+    return statistics.median(first[clock] / second[clock] for first, second in zip(base, own))
+
+
+def describe_machine():
+    """What figures depend on, in two lines."""
+    model, instructions = describe_cpu()
+    versions = [f"Python {platform.python_version()}"]
+    for package in PACKAGES:
+        try:
+            versions.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            versions.append(f"no {package}")
+    describe = ["git", "-C", os.path.dirname(os.path.abspath(__file__)), "describe", "--always", "--dirty"]
+    commit = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
+    versions.append(f"commit {commit or 'unknown'}")
+    state = f"{count_cores()} cores, load {os.getloadavg()[0]:.1f} before"
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{model} ({' '.join(instructions)}), {state}{gpu}\n{', '.join(versions)}"

@@ -1,0 +1,96 @@
+"""benchmarks/decoding.py and training.py: their tables, and systems that cannot be measured; tests of mutations."""
+
+import importlib.util
+import re
+import sys
+
+import pytest
+
+from tests.helpers.exports import dictionary_of, write_model
+from tests.helpers.paths import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import decoding  # noqa: E402
+import mutations  # noqa: E402
+import training  # noqa: E402
+import turns  # noqa: E402
+
+NO_CT2 = importlib.util.find_spec("ctranslate2") is None
+needs_ctranslate2 = pytest.mark.skipif(NO_CT2, reason="needs ctranslate2")
+SMALL = "--dim 64 --layers 1 --vocabulary 200 --rounds 1".split()
+SEARCH = "--sentences 5 --length 8 --beam 2 --max-len-a 0 --max-len-b 6 --systems".split()
+
+
+@pytest.fixture
+def table(capsys):
+    """table(benchmark, *words): {system: cells of its row}, in the order of the table."""
+
+    def run(benchmark, *words):
+        benchmark.main([*SMALL, *map(str, words)])
+        machine, versions, *lines = capsys.readouterr().out.splitlines()
+        assert "cores, load" in machine and "torch" in versions and "commit" in versions
+        start = next(number for number, line in enumerate(lines) if line.startswith("system "))
+        rows = [re.split(r"\s{2,}", line) for line in lines[start:]]
+        return {name: dict(zip(rows[0][1:], cells)) for name, *cells in rows[1:]}
+
+    return run
+
+
+@needs_ctranslate2
+def test_all_programs_translate_alike_and_other_models_do_not(table):
+    systems = ["stock", "ours", "ctranslate2", "ours --arch transformer_dlcl_6l"]
+    rows = table(decoding, *SEARCH, *systems)
+    assert list(rows) == systems
+    same = {name: float(row["equal"].rstrip("%")) for name, row in rows.items()}
+    assert same["stock"] == same["ours"] == 100, "the same weights, and the same search"
+    assert same["ctranslate2"] > same[systems[3]], "CTranslate2 differs only in translations cut at the limit"
+    assert rows["stock"]["speed"] == "1.000" and all(float(row["sentences/s"]) > 0 for row in rows.values())
+
+
+def test_real_text_has_bleu(table, tmp_path):
+    words = dictionary_of(["a b c d e f g"])
+    write_model(tmp_path, "postnorm_6l", [words, words])
+    (tmp_path / "news").write_text("a b\nc d e\n")
+    texts = ["--input", tmp_path / "news", "--references", tmp_path / "news"]
+    models = [f"{kind} {tmp_path / 'model.pt'}".strip() for kind in ("", "stock")]
+    models.append(f"{models[0]} --decode-precision int8")
+    rows = table(decoding, *texts, *SEARCH, *models)
+    assert [row["BLEU"] for row in rows.values()][:2] == [rows[models[0]]["BLEU"]] * 2
+    assert rows[models[1]]["equal"] == "100.0%"
+
+
+@pytest.mark.parametrize("words, message", [
+    (["ours none.pt"], "none.pt does not exist"), (["ctranslate2 --decoder-attn merged"], "merged"),
+    (["ours", "--input", "README.md"], "requires a trained model"),
+], ids=["path", "format", "text"])  # fmt: skip
+def test_a_system_that_cannot_be_measured_is_one_line(words, message, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit, match=message) as ended:
+        decoding.main([*SMALL, *SEARCH, *words])
+    assert "\n" not in str(ended.value)
+
+
+def test_a_failure_in_a_worker_ends_the_run():
+    args = training.read_arguments([*SMALL, "--systems", "ours --optimizer none"])
+    with pytest.raises(SystemExit), turns.Turns(training.Training, args.systems, args):
+        pass
+
+
+def test_training_has_a_row_and_a_profile_for_each_system(table, capsys):
+    sizes = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 64 --encoder-attention-heads 1"
+    systems = ["stock", "ours --optimizer fused_adam", f"transformer_lstm_6l {sizes} --decoder-attention-heads 1"]
+    rows = table(training, "--tokens", 64, "--batches", 1, "--systems", *systems)
+    assert list(rows) == systems and "launches" not in rows["stock"]
+    assert all(float(row["loss"]) > 1 and float(row["words a second"]) > 0 for row in rows.values())
+
+
+def test_speed_is_the_median_of_ratios_within_rounds():
+    first, second = [(1.0, 9), (4.0, 9), (3.0, 9)], [(2.0, 3), (2.0, 3), (2.0, 3)]
+    assert turns.speed(first, second) == 1.5 and turns.speed(first, second, 1) == 3
+    assert turns.median(first) == 3.0
+
+
+def test_mutations_has_tests_of_every_package():
+    for package, names in mutations.TESTS.items():
+        assert (ROOT / "fairseq_deep" / package).is_dir() and all(mutations.test_file(ROOT, n) for n in names.split())
