@@ -11,7 +11,7 @@ from fairseq_deep.tools.pictures import COLOURS, new_figure, save_figure  # noqa
 from fairseq_deep.tools.results import by_system, read, spread  # noqa: E402
 
 PICTURES = {  # file: runs, range of losses, and systems with their names, colours and lines
-    "by_depth.svg": ("pre-norm-and-dlcl-by-depth-xavier-s-weights", (4.6, 8.0), {
+    "by_depth.svg": ("depth", (4.6, 8.0), {
         "pre_6": ("plain, 6 layers", COLOURS[0], "-"),
         "pre_20": ("plain, 20 layers", COLOURS[0], "--"),
         "dlcl_6": ("DLCL, 6 layers", COLOURS[1], "-"),
@@ -19,7 +19,7 @@ PICTURES = {  # file: runs, range of losses, and systems with their names, colou
         "completep_6": ("CompleteP, 6 layers", COLOURS[2], "-"),
         "completep_20": ("CompleteP, 20 layers", COLOURS[2], "--"),
     }),
-    "depth_pays.svg": ("large-updates-on-a-gpu-6-and-24-layers", (5.7, 7.1), {
+    "depth_pays.svg": ("large-updates-6-24", (5.7, 7.1), {
         "completep_6-rate0.008": ("CompleteP, 6 layers", COLOURS[2], "-"),
         "completep_24": ("CompleteP, 24 layers", COLOURS[2], "--"),
         "completep_6-updates7290": ("6 layers, computation of 24", COLOURS[4], "-"),
@@ -29,7 +29,7 @@ PICTURES = {  # file: runs, range of losses, and systems with their names, colou
 
 def draw(path, stored, limits, systems):
     """Validation loss by update (means over seeds) on the left, BLEU with its range over seeds on the right."""
-    figure, runs = new_figure(9.6, 3.6), by_system(read(str(HERE.parent / f"results/{stored}.jsonl")))
+    figure, runs = new_figure(9.6, 3.6), by_system(read(str(HERE.parent / f"results/records/{stored}.jsonl")))
     losses, scores = figure.subplots(1, 2)
     for place, (system, (name, colour, style)) in enumerate(systems.items()):
         curves = [run["curve"] for run in runs[system].values()]

@@ -32,7 +32,7 @@ class Lipschitz(Init):
         embeddings: "lipschitz", as above, or "normal": N(0, 1/C), like all other methods. sqrt(2/(C + V)) makes them
             small: with V = 32,000 and C = 512, scaled by sqrt(C), they have a standard deviation of 0.10, whereas
             sinusoidal positions have 0.71. With small batches, a deep model then ignores its source
-            (docs/results/deep-post-norm-18-layers-each-four-cures.md).
+            (docs/results/post-norm.md).
 
     Raises:
         UsageError: *embeddings* is unknown
