@@ -26,12 +26,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
     "core/aggregators": "aggregators aggregator_states dlcl running_sums aggregation lstm ode mlrf routing bare "
-    "residual_dual attention_residual hyper_connections weighted_sum mudd gtrans depth_record layer_drop "
+    "residual_dual attention_residual hyper_connections mudd gtrans depth_record layer_drop "
     "plain_pytorch toy_methods memories inits whole_models golden methods",
     "core/attention": "attention beams average ssru masks luna layer_options alignment decoding decoder_attentions "
-    "golden generation steps whole_models methods",
+    "golden generator steps whole_models methods",
     "core/search": "hypotheses generator",
-    "core/decoding": "int8 native decoding steps generation",
+    "core/decoding": "int8 native decoding steps",
     "runtime/packaged": "packaged records package check",
     "core/inits": "inits admin golden residuals whole_models",
 }

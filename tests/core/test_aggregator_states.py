@@ -6,7 +6,6 @@ import torch
 from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
 from fairseq_deep.core.stack import Stack
 from tests.helpers.aggregators import make, read_path, run
-from tests.helpers.models import TINY
 from tests.helpers.tensors import saved_bytes, shake, tensors_on_modules
 
 T, B, C = 3, 2, 12
@@ -45,42 +44,6 @@ def test_memory_grows_with_the_number_of_layers_not_its_square(name):
         return (total(2 * layers) - total(layers)) / make(name, layers, width).num_layers
 
     assert growth(4) < limit and abs(growth(8) - growth(4)) < rise
-
-
-FORMS = [*((name, {}) for name in PLAIN), ("routing", {"kind": "dynamic"}),
-         *(("mlrf", {"kind": kind}) for kind in ("mean", "ffn", "multi-hop"))]  # fmt: skip
-
-
-@pytest.mark.parametrize("norm", TINY)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name, options", FORMS, ids=str)
-def test_half_precision_is_near_and_has_finite_gradients(name, options, dtype, norm):
-    aggregator = make(name, 3, 64, norm, **options)
-    outputs = [torch.randn(9, 1, 64).to(dtype) for _ in range(aggregator.num_layers + 1)]
-    expected = run(aggregator, outputs[0].float(), [lambda _, y=y: y.float() for y in outputs[1:]])
-    leaves = [output.requires_grad_() for output in outputs]
-    aggregator.to(dtype)
-    actual = run(aggregator, leaves[0], [lambda _, y=y: y for y in leaves[1:]])
-    assert actual.dtype == dtype
-    torch.testing.assert_close(actual.float(), expected, rtol=0.02, atol=0.06)
-    actual.float().square().sum().backward()
-    assert all(tensor.grad is None or tensor.grad.isfinite().all() for tensor in [*leaves, *aggregator.parameters()])
-
-
-@pytest.mark.parametrize("norm", TINY)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name, options", FORMS, ids=str)
-def test_autocast_gives_back_the_type_of_the_layers(name, options, dtype, norm):
-    """Layers that return another type than the weights have, and the norms want."""
-    aggregator, outputs = make(name, 3, 64, norm, **options), torch.randn(12, 5, 2, 64)
-    layers = [lambda _, y=y: y.to(dtype) for y in outputs[1 : aggregator.num_layers + 1]]
-    expected = run(aggregator, outputs[0], [lambda _, y=y: y for y in outputs[1 : aggregator.num_layers + 1]])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = run(aggregator, outputs[0].to(dtype), layers)
-    assert actual.dtype == dtype
-    torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.1)
-    if list(aggregator.parameters()):
-        actual.float().square().sum().backward()
 
 
 @pytest.mark.parametrize("name", sorted({*PLAIN} - {"hierarchical", "iterative", "linear", "routing"}))

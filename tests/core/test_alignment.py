@@ -1,6 +1,5 @@
 """Supervised alignments: the loss and every gradient of fairseq's ``transformer_align``, in all decoders."""
 
-import argparse
 import types
 
 import pytest
@@ -11,8 +10,6 @@ from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
 from fairseq.models.transformer_align import TransformerAlignModel
 
 from fairseq_deep.core.attention import DECODER_ATTENTIONS
-from fairseq_deep.core.registry import UsageError
-from fairseq_deep.plugin.training import check_training
 from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
 
 
@@ -66,35 +63,6 @@ def test_loss_and_gradients_are_those_of_transformer_align(norm, flags, build, d
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize(
-    "name, flags",
-    [
-        ("transformer_dlcl_6l", {"full_context_alignment": True}),
-        ("transformer_lstm_6l", {}),
-        ("transformer_lstm_two_6l", {}),
-        ("transformer_prenorm_6l", {"layer_agg": "hyper-connections"}),
-        ("transformer_dlcl_6l", {"decoder_attn": "merged", "alignment_heads": 2}),
-        ("transformer_dlcl_6l", {"decoder_attn": "average", "full_context_alignment": True}),
-        ("transformer_prenorm_6l", {"layer_agg": "mlrf"}),
-        ("transformer_ssru_6l", {}),
-    ],
-    ids=str,
-)
-def test_the_alignment_loss_reaches_the_layer_and_what_is_below_only(name, flags, build, dictionary):
-    model = build(name, alignment_layer=2, load_alignments=True, **flags).train()
-    sample = aligned(dictionary)
-    output = model(**sample["net_input"])
-    task = types.SimpleNamespace(target_dictionary=dictionary)
-    Criterion(task, False, 0.1, 1.0).compute_alignment_loss(sample, output).backward()
-    reached = [
-        any(p.grad is not None and bool(p.grad.any()) for p in model.decoder.layers[number].parameters())
-        for number in range(len(model.decoder.layers))
-    ]
-    depth = model.decoder.modules_per_layer
-    layers = [any(reached[start : start + depth]) for start in range(0, len(reached), depth)]
-    assert layers == [True, True, True, False, False, False]
-
-
 @pytest.mark.parametrize("kind", [name for name in DECODER_ATTENTIONS.names() if name != "luna"])
 def test_alignments_are_the_weights_of_the_supervised_layer_and_heads(kind, build, dictionary):
     model = build("transformer_dlcl_6l", alignment_layer=2, alignment_heads=1, decoder_attn=kind).eval()
@@ -113,19 +81,3 @@ def test_alignments_are_the_weights_of_the_supervised_layer_and_heads(kind, buil
     torch.testing.assert_close(step, found[:, :1])
 
 
-@pytest.mark.parametrize(
-    "flags", [{"load_alignments": True}, {"criterion": "label_smoothed_cross_entropy_with_alignment"}], ids=str
-)
-def test_a_run_without_alignments_to_learn_from_is_rejected(flags):
-    flags = {"criterion": "label_smoothed_cross_entropy", "ddp_backend": "pytorch_ddp", "alignment_layer": 2, **flags}
-    with pytest.raises(UsageError, match="--alignment-layer has no effect without --load-alignments"):
-        check_training(argparse.Namespace(**flags))
-
-
-def test_data_without_alignments_are_rejected(tmp_path):
-    flags = {"criterion": "label_smoothed_cross_entropy_with_alignment", "ddp_backend": "pytorch_ddp",
-             "load_alignments": True, "data": str(tmp_path)}  # fmt: skip
-    with pytest.raises(UsageError, match="has no alignments of train; run fairseq-preprocess with --align-suffix"):
-        check_training(argparse.Namespace(**flags))
-    (tmp_path / "train.align.en-de.idx").touch()
-    check_training(argparse.Namespace(**flags))

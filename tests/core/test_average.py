@@ -5,11 +5,8 @@ Their equations and gradients are in ``test_whole_models.py``, and common proper
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_deep.core.attention import AverageAttention, RunningMean, SharedBeamState
-from tests.helpers.tensors import saved_bytes
-from tests.reference import naive_average as naive
 
 T, B, C = 7, 3, 6
 
@@ -58,39 +55,6 @@ def test_half_precision_is_exact_to_its_last_digit(dtype, length, shift, steps):
     assert actual.dtype == dtype
     distance = (order_number(actual) - order_number(exact.to(dtype))).abs()
     assert distance.max() <= 1 and distance.float().mean() < 1e-3
-
-
-class Sizes(TorchDispatchMode):
-    """Records the largest number of entries of any tensor that comes into being."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.largest = max(self.largest, tensor.numel())
-        return result
-
-
-@pytest.mark.parametrize("padding", [False, True], ids=["", "padding"])
-@pytest.mark.parametrize("kind", ["mean", "gate"])
-def test_no_square_of_the_length_is_ever_made(kind, padding):
-    """Not in the forward nor in the backward pass, at 4,096 positions."""
-    length, dim = 4096, 2
-    mask = torch.zeros(1, length, dtype=torch.bool) if padding else None
-    if padding:
-        mask[0, :3] = True
-    average = AverageAttention(dim)
-    x = torch.randn(length, 1, dim, requires_grad=True)
-    run = {"mean": lambda: RunningMean()(x, mask), "gate": lambda: average(x, mask, torch.zeros(1, 1))[0]}[kind]
-    with Sizes() as sizes:
-        run().sum().backward()
-    assert length * dim <= sizes.largest <= 4 * length * dim
-    assert saved_bytes(run) <= 4 * 12 * length * dim
-    with Sizes() as sizes:
-        naive.mean(x[:100], naive.average_mask(torch.ones(1, 100).bool()))
-    assert sizes.largest >= 100 * 100, "the measure sees a mask matrix"
 
 
 def test_dropout_acts_within_the_ffn_in_training_only():

@@ -1,69 +1,19 @@
 """State of beam search: sources once per sentence, caches in place, shared keys, reordering; against recomputation."""
 
 import copy
-import itertools
 
 import pytest
 import torch
 from torch import nn
 
 from fairseq_deep.core.attention import MultiheadAttention, SharedBeamState, multihead
-from fairseq_deep.core.attention.beam_reorder import hypotheses_per_sentence, keep_sources, read_order
-from fairseq_deep.core.attention.cache import SourceCache, TargetCache, append, select
-from fairseq_deep.core.attention.steps import SHORT, by_column, softmax_
+from fairseq_deep.core.attention.cache import TargetCache, append, select
 from tests.helpers.models import reorder_all
-from tests.helpers.tensors import DOUBLE, Kernels, randomise
+from tests.helpers.tensors import DOUBLE, randomise
 
 C, H, KDIM, S = 8, 2, 6, 5
 NEAR = {"rtol": 1e-4, "atol": 1e-5}  # in steps, softmax is of fp32
 with_and_without_grad = pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
-
-
-@pytest.mark.parametrize("sentences", [1, 2, 3])
-@pytest.mark.parametrize("dtype", [torch.long, torch.int32], ids=str)
-def test_hypotheses_per_sentence_are_read_from_the_first_order(sentences, dtype):
-    """Each sentence the same number of times, one after the other; any other order has one hypothesis per sentence."""
-    assert hypotheses_per_sentence(torch.zeros(0, dtype=dtype), 0) == 1
-    for length in range(7):
-        beam = length // sentences
-        regular = [number for number in range(sentences) for _ in range(beam)]
-        for order in itertools.product(range(sentences), repeat=length):
-            found = hypotheses_per_sentence(torch.tensor(order, dtype=dtype), sentences)
-            assert found == (beam if list(order) == regular and beam else 1), order
-
-
-@pytest.mark.parametrize("beam", [1, 2, 3])
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 6])
-def test_an_order_keeps_sentences_or_splits_them(beam, length):
-    """Of two sentences, against the definition: where they are split, each hypothesis has a source of its own."""
-    for order in itertools.product(range(2 * beam), repeat=min(length, 4)):
-        order = [*order, *order][:length]
-        read, owners = read_order(torch.tensor(order), 2, beam), [number // beam for number in order]
-        groups = [owners[start : start + beam] for start in range(0, length, beam)]
-        together = length % beam == 0 and all(len(set(group)) == 1 for group in groups)
-        sources = [group[0] for group in groups] if together else owners
-        assert read.splits_sentences is not together, order
-        assert (list(range(2)) if read.sources is None else read.sources.tolist()) == sources, order
-        assert (read.sources is None) is (together and sources == [0, 1]), order
-        assert read.beam_indices is None if beam == 1 and order == [0, 1] else read.beam_indices.tolist() == order
-
-
-@pytest.mark.parametrize("order", [[1, 0, 2, 2, 5, 4], [2, 3], [3, 2, 0, 0, 5, 4], [0, 2, 4]], ids=str)
-def test_an_order_is_looked_at_once(order):
-    """Encoders and decoders share one answer, unless the tensor has changed."""
-    order = torch.tensor(order)
-    with Kernels() as kernels:
-        first = read_order(order, 3, 2)
-        asked = kernels.asked
-        again = read_order(order, 3, 2)
-        assert kernels.asked == asked <= 2
-        assert again.splits_sentences is first.splits_sentences and (again.sources is None) is (first.sources is None)
-        assert read_order(order.clone(), 3, 2).splits_sentences is first.splits_sentences
-        assert kernels.asked == 2 * asked
-    order.copy_(torch.arange(len(order)).flip(0))
-    changed = read_order(order, 3, 2)
-    assert changed.splits_sentences is (len(order) % 2 > 0) and changed.sources is not None
-    assert read_order(order, 4, 1).sources.tolist() == order.tolist(), "of other sentences"
 
 
 def keys_and_values(length, batch):
@@ -89,39 +39,6 @@ def test_a_cache_is_what_was_appended_and_selected(grad):
                 assert torch.equal(cache, expected)
         assert buffer is None if records else buffer is not None or grad
         assert buffer is None or buffer.data_ptr() == cache.data_ptr() and buffer.size(3) >= cache.size(3)
-
-
-@torch.no_grad()
-def test_a_cache_grows_in_place():
-    """New memory only now and then, and never more than twice what is needed, or 64 positions."""
-    cache, buffer, places = None, None, set()
-    for _ in range(256):
-        cache, buffer = append(cache, buffer, keys_and_values(1, 2))
-        assert buffer.size(3) <= max(64, 2 * cache.size(3))
-        places.add(buffer.data_ptr())
-    assert cache.size(3) == 256 and len(places) <= 4
-
-
-def test_gradients_pass_through_a_cache():
-    """Values of all steps, also of hypotheses that are chosen twice."""
-    first, second = (keys_and_values(1, 2).requires_grad_() for _ in range(2))
-    cache, buffer = append(None, None, first)
-    cache, buffer = append(cache, buffer, second)
-    cache, _ = select(cache, buffer, 1, torch.tensor([1, 1]))
-    cache.sum().backward()
-    for step in (first, second):
-        assert step.grad[:, 0].eq(0).all() and step.grad[:, 1].eq(2).all()
-
-
-def test_joined_matrices_are_no_copies():
-    module = randomise(MultiheadAttention(C, H))
-    weights = [proj.weight.detach().clone() for proj in (module.q_proj, module.k_proj, module.v_proj)]
-    module.make_generation_fast_("attention")
-    assert torch.equal(module.qkv_proj.weight, torch.cat(weights))
-    for proj, weight, part in zip((module.q_proj, module.k_proj, module.v_proj), weights, range(3)):
-        assert torch.equal(proj.weight, weight)
-        assert proj.weight.data_ptr() == module.qkv_proj.weight[part * C].data_ptr()
-        assert proj.bias.data_ptr() == module.qkv_proj.bias[part * C].data_ptr()
 
 
 # orders of hypotheses, two for each of three sentences, and so on
@@ -212,62 +129,3 @@ def test_a_hypothesis_sees_its_ancestors_and_no_padding(split, twice):
             ancestors = [list(ancestors[row]) for row in order]
 
 
-def test_one_hypothesis_a_sentence_or_too_many_have_keys_of_their_own():
-    for sentences, count in ((3, 3), (2, 3), (2, 5), (0, 0), (4, 2), (2, 66)):
-        beam_state, state = SharedBeamState(), {}
-        for length in (1, 2):
-            step = beam_state(state, sentences, torch.zeros(1, count, C), torch.ones(count, 1, dtype=torch.bool))
-            assert step.mask.shape == (count, 1, 1, length) and step.mask.eq(0).all()
-            reorder_all(beam_state, state, torch.arange(count))
-
-
-# of six sentences: which stay, in which order, and whether some are moved in place
-KEPT = [([0, 1, 2, 3], True), ([0, 5, 2, 3, 4], True), ([0, 5, 2, 4], True), ([0, 1, 2, 3, 4, 5], True),
-        ([0, 2, 3, 4, 5], False), ([2, 1, 0], False), ([5, 4, 3], False), ([0, 1, 1, 3], False),
-        ([0, 1, 2, 3, 4, 5, 5], False)]  # fmt: skip
-
-
-@pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("kept, in_place", KEPT, ids=str)
-def test_sentences_that_take_places_of_others_are_moved_there(kept, in_place, beam):
-    ranks = torch.randint(beam, (len(kept), beam))
-    order = read_order((torch.tensor(kept).unsqueeze(1) * beam + ranks).flatten(), 6, beam)
-    for dim in (0, 1):
-        x = torch.randn(6, 6, 2)
-        want = x.index_select(dim, torch.tensor(kept))
-        assert torch.equal(keep_sources(x.clone().requires_grad_(), dim, order), want)
-        with torch.no_grad():
-            got = keep_sources(x, dim, order)
-        assert torch.equal(got, want) and (got.data_ptr() == x.data_ptr()) is in_place
-
-
-@torch.no_grad()
-def test_caches_move_the_sentences_that_take_places_of_others():
-    """Keys of sources stay by column, as products of a step on a CPU want them: a copy per step would cost more."""
-    state, parts = {}, nn.ModuleList([SharedBeamState(), TargetCache(), SourceCache()])
-    parts[0](state, 3, torch.zeros(1, 6, C), torch.ones(6, 1, dtype=torch.bool))
-    own, key, value = parts[1](state, torch.randn(2, 3, H, 2, 4)), by_column(torch.randn(3, H, 5, 4)), torch.randn(3, 5)
-    parts[2].keep(state, key, value, None)
-    wanted = [own[:, [0, 2]], key[[0, 2]], value[[0, 2]]]  # copies
-    reorder_all(parts, state, torch.tensor([1, 0, 3, 3, 4, 5]))
-    assert state[parts[1]._state]["cache"].data_ptr() == own.data_ptr(), "an order within sentences copies nothing"
-    reorder_all(parts, state, torch.tensor([1, 0, 4, 5]))
-    held = [state[parts[1]._state]["cache"], *parts[2](state)[:2]]
-    for got, want, before in zip(held, wanted, (own, key, value)):
-        assert torch.equal(got, want) and got.data_ptr() == before.data_ptr()
-    longer = parts[1](state, torch.randn(2, 2, H, 2, 4))
-    assert torch.equal(longer[:, :, :, :2], wanted[0]) and longer.data_ptr() == own.data_ptr()
-    reorder_all(parts, state, torch.tensor([3, 2, 0, 1]))
-    turned = parts[2](state)[0]
-    assert torch.equal(turned, wanted[1][[1, 0]]) and turned.transpose(2, 3).is_contiguous()
-
-
-@pytest.mark.parametrize("entries", [1, SHORT - 1, SHORT, 40])
-@pytest.mark.parametrize("rows", [3, 500])
-@pytest.mark.parametrize("scale", [1, 1e4])  # exp of the second is beyond fp32
-def test_softmax_of_short_rows(rows, entries, scale):
-    scores = scale * torch.randn(rows, entries)
-    scores[0, : entries // 2] = -float("inf")
-    scores[1] = float("nan")
-    want = torch.softmax(scores, dim=-1)
-    torch.testing.assert_close(softmax_(scores.clone()), want, equal_nan=True)

@@ -5,9 +5,7 @@ Those of named architectures are in ``tests/plugin/test_architectures.py``.
 
 import pytest
 
-from fairseq_deep.plugin.architectures import ARCHITECTURES, count_parameters, stored_count
 from tests.helpers.decoder_attention import KINDS, LUNA
-from tests.helpers.flags import parse
 from tests.helpers.models import full_size, size_of
 
 C = 512
@@ -98,7 +96,11 @@ SIZES = [  # the LSTM's paper counts one gate set, "gate-encdec", for most model
     (*LSTM, {"lstm_biases": True}, 71792640 + 2 * 3 * C + 12 * 5 * C),
     (*LSTM, {"layer_agg": "rnn"}, 68640768),
     (*LSTM, {"layer_agg": "rnn", "lstm_share": "all"}, 43961344 - GATES),
-]
+    *(("transformer_dlcl_30l", 34040, flags, size) for flags, size in (  # its ablations
+        ({"decoder_layer_agg": "residual"}, 137257921), ({"dlcl_weight_type": "vector"}, 137780224),
+        ({"encoder_layers": 20, "dlcl_no_norm": True}, 105702890), ({"dlcl_fixed": True}, 137264114 - 31 * 31 - 7 * 7),
+    )),
+]  # fmt: skip
 # of the paper on merged attention, whose code has an embedding bias of C numbers, which fairseq does not have
 ABLATIONS = {"self": 72310272, "average": 72304128, "average-ffn": 84902400, "merged": 66000384,
              "merged-self": 72304128, "merged-average": 72297984, "merged-average-ffn": 84896256,
@@ -111,46 +113,3 @@ def test_options_have_the_sizes_of_their_papers(arch, entries, flags, expected):
     assert size_of(full_size(arch, entries, share_all_embeddings=True, **flags)) == expected
 
 
-# counts at the papers' vocabularies, dropout and attention dropout
-MERGED = {
-    "transformer_matt_6l": (66000384 - C, 0.1, 0.1),
-    "transformer_ds_matt_6l": (66000384 - C, 0.1, 0.1),
-    "transformer_ds_matt_12l12l": (103828992 - C, 0.3, 0.2),
-    "transformer_ds_matt_18l18l": (141657600 - C, 0.3, 0.2),
-    "transformer_ds_matt_20l20l": (154267136 - C, 0.3, 0.2),
-    "transformer_ds_matt_30l30l": (217314816 - C, 0.3, 0.2),
-    "transformer_ds_matt_12l12l_big": (358652928 - 2 * C, 0.3, 0.1),
-    "transformer_ds_matt_20l20l_big": (560192512 - 2 * C, 0.3, 0.1),
-}
-INITIALISED = {
-    "transformer_lipschitz_postnorm_18l18l": 150659072,
-    "transformer_ds_20l20l": 175299584,
-    "transformer_deepnet_18l18l": 61566976 + 12 * 7356416,  # 12 pairs of an encoder and a decoder layer more
-    "transformer_admin_18l18l": 61566976 + 12 * 7356416 + 18 * 5 * C,
-    "transformer_luna_encoder_6l": 61566976 + 6 * (3 * C**2 + 3 * C) + 5 * 2 * C + 16 * C,
-}
-
-
-@pytest.mark.parametrize("name, expected", [*((name, row[0]) for name, row in MERGED.items()), *INITIALISED.items()])
-def test_systems_have_the_sizes_of_their_papers(name, expected):
-    assert count_parameters(name) == stored_count(name) == expected
-
-
-ROWS = [row.name for row in ARCHITECTURES.values() if row.chosen["residual"] == "plain" and (
-    row.name in MERGED or row.chosen["deep_init"] not in ("fairseq", "xavier"))]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_presets_of_initialisations_are_the_published_ones(name):
-    args, method = parse("--arch", name), name.split("_")[1].replace("matt", "xavier")
-    pre_norm = method == "lipschitz" and "_postnorm" not in name
-    assert (args.deep_init, args.layer_agg) == (method, "residual")
-    assert (bool(args.encoder_normalize_before), bool(args.decoder_normalize_before)) == (pre_norm, pre_norm)
-    assert bool(args.layernorm_embedding) is (method == "lipschitz" and not pre_norm)
-    assert getattr(args, "decoder_attn", "self") == ("merged" if "matt" in name else "self")
-    dropouts = (0.1, 0.1) if method != "ds" or name.endswith("_6l") else (0.3, 0.2)
-    dropouts = (0.5, 0.3) if name.endswith("iwslt") else MERGED.get(name, (0, *dropouts))[1:]
-    assert (args.dropout, args.attention_dropout, args.activation_dropout) == (*dropouts, 0.1)
-    assert parse("--arch", name, "--deep-init", "xavier").deep_init == "xavier"
-    other = parse("--arch", name, "--layer-agg", "dlcl")  # takes only the options of the row's aggregator with it
-    assert {**vars(other), "layer_agg": "residual"} == vars(args)

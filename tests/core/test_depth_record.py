@@ -20,29 +20,6 @@ def backward(model, dictionary):
     return model
 
 
-def norm(parameters):
-    """The L2 norm over all gradients, one vector at a time, in float64."""
-    unique = {id(p): p.grad.double().flatten() for p in parameters if p.grad is not None}
-    return float(torch.cat(list(unique.values())).norm())
-
-
-@pytest.mark.parametrize("name", ["transformer_postnorm_2l2l_tiny", "transformer_dlcl_6l", "transformer_lstm_3l3l"])
-def test_shares_are_those_of_the_gradient_of_the_whole_model(build, dictionary, name):
-    model = backward(build(name), dictionary)
-    record = depth_record(model)
-    total = norm(model.parameters())
-    for side in ("encoder", "decoder"):
-        layers = getattr(model, side).layers
-        for number, layer in enumerate(layers, 1):
-            assert record[f"{side[:3]}_{number}"] == pytest.approx(norm(layer.parameters()) / total, rel=1e-5)
-        assert f"{side[:3]}_{len(layers) + 1}" not in record
-        ratio = norm(layers[0].parameters()) / norm(layers[-1].parameters())
-        assert record[f"ratio_{side[:3]}"] == pytest.approx(ratio, rel=1e-5)
-    tables = [*model.encoder.embed_tokens.parameters(), *model.decoder.embed_tokens.parameters()]
-    assert record["embed"] == pytest.approx(norm(tables) / total, rel=1e-5)
-    assert all(isinstance(value, float) and math.isfinite(value) for value in record.values())
-
-
 def test_norms_that_fp16_cannot_hold(build):
     model = build("transformer_postnorm_2l2l_tiny").half()
     for parameter in model.parameters():

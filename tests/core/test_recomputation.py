@@ -36,22 +36,6 @@ def test_gradients_are_those_without_recomputation(arch, form, amp, build, batch
             torch.testing.assert_close(recomputed, plain, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("amp", [False, True], ids=["fp32", "amp"])
-@pytest.mark.parametrize("form", FORMS)
-def test_products_are_recomputed_in_the_type_of_the_forward_pass(form, amp, build, batch):
-    model = build(TINY, dropout=0.1, **FORMS[form]).train()
-    types = {}
-    for stack in (model.encoder, model.decoder):
-        for layer in stack.layers:
-            for part in layer.modules():
-                if isinstance(part, nn.Linear):
-                    part.register_forward_hook(lambda part, _, output: types.setdefault(part, []).append(output.dtype))
-    gradients(model, batch, amp)
-    assert types
-    for seen in types.values():
-        assert seen == [torch.bfloat16 if amp else torch.float32] * 2
-
-
 @pytest.mark.parametrize("flags", [{}, *FORMS.values()], ids=["plain", *FORMS])
 def test_what_a_layer_computes_is_gone_after_the_forward_pass(flags, build, batch):
     model, inner = build(TINY, dropout=0.1, **flags).train(), []

@@ -3,16 +3,13 @@
 The whole suite of invariances runs over them, and a training run through the command line.
 """
 
-import re
 
 import pytest
 
 from fairseq_deep.core.aggregators import AGGREGATORS
 from fairseq_deep.core.diagnostics import depth_record, layer_gradient_norms
 from fairseq_deep.core.registry import UsageError
-from tests.helpers.commands import losses, run, train_command
 from tests.helpers.invariances import INVARIANCES
-from tests.helpers.paths import ROOT
 from tests.helpers.toy_methods import TOYS, register
 
 MODELS = {
@@ -66,13 +63,6 @@ def test_what_a_method_shows_is_recorded(build, batch):
     assert record["toy_enc_share"] == record["toy_dec_share"] == pytest.approx(0.7)
 
 
-def test_a_methods_own_dropout_is_its_own(build, dictionary):
-    """--dropout is another flag."""
-    model = build("transformer_prenorm_2l2l_tiny", layer_agg="toy", toy_dropout=0.25, dropout=0.5)
-    assert (model.encoder.history.dropout.p, model.decoder.history.dropout.p) == (0.25, 0.25)
-    assert model.encoder.layers[0].dropout_module.p == 0.5
-
-
 @pytest.mark.parametrize(
     "flags, words",
     [
@@ -88,32 +78,3 @@ def test_clashes_are_refused_in_one_line(flags, words, build):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory):
-    """A folder for --user-dir that adds the toys to the package."""
-    folder = tmp_path_factory.mktemp("plugin") / "toy_plugin"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport fairseq_deep\n"
-        "from tests.helpers.toy_methods import register\nregister()\n"
-    )
-    return folder
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--layer-agg", "toy", "--toy-dropout", "0.1", "--decoder-memory", "toy", "--residual", "toy"],
-        ["--layer-agg", "toy-bare", "--log-depth-interval", "1"],
-    ],
-    ids=["toy", "bare"],
-)
-def test_they_train_and_translate_from_the_command_line(flags, plugin, small, tmp_path):
-    command = train_command(small, tmp_path / "save", *flags, "--max-update", "6", arch="transformer_prenorm_2l2l_tiny")
-    command[command.index("--user-dir") + 1] = plugin
-    done = run(*command)
-    assert len(losses(done)) == 6
-    assert "gnorm_enc_1" in done.stdout + done.stderr or "--log-depth-interval" not in flags
-    checkpoint = tmp_path / "save" / "checkpoint_last.pt"
-    generate = ("fairseq-generate", small, "--gen-subset", "valid", "--user-dir", plugin, "--path", checkpoint)
-    assert len(re.findall(r"^H-\d+", run(*generate, "--beam", "3", "--cpu").stdout, re.M)) == 8

@@ -144,6 +144,8 @@ TRAINING = [
     ("small", "--tensorboard-logdir /dev/null/logs", "--tensorboard-logdir /dev/null/logs: cannot write there"),
     ("small", "--fp16", "use --bf16"),
     ("small", f"--arch {POSTNORM} --deep-init admin --admin-start profile --max-update 2 --bf16", "--max-update 1"),
+    ("small", "--load-alignments --criterion label_smoothed_cross_entropy_with_alignment --alignment-layer 1",
+     "has no alignments of train; run fairseq-preprocess with --align-suffix"),
     # what validation produces, and where a run starts
     ("small", f"{EVALUATED} {METRIC} bleu", f"{METRIC} bleu requires {MAXIMIZE}: add it"),
     ("small", f"{METRIC} bleu {MAXIMIZE}", f"{METRIC} bleu requires --eval-bleu: add it"),

@@ -1,4 +1,4 @@
-"""Our generator against fairseq's: the same hypotheses and scores, whatever the settings; and its parts."""
+"""Our search and decoders against fairseq's generators and transformer: the same hypotheses, scores and alignments."""
 
 import argparse
 import copy
@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 from fairseq import search
-from fairseq.sequence_generator import SequenceGenerator
+from fairseq.models.transformer_align import TransformerAlignModel
+from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 from torch import nn
 
 from fairseq_deep.core.attention.beams import LARGEST_BEAM
@@ -49,6 +50,14 @@ SETTINGS = {
     "another first word": ({}, {"bos_token": 0}),
     "prefix": ({}, {"prefix_tokens": torch.full((len(LENGTHS), 2), 6)}),
     "other prefixes": ({}, {"prefix_tokens": torch.tensor([[6, 7], [6, 1], [1, 1], [5, 9], [6, 6], [7, 1], [8, 8]])}),
+    "one sentence": ({"lengths": (4,)}, {}),
+    "other lengths": ({"lengths": (9, 1, 1, 3)}, {}),
+}
+# what is left to fairseq's generator
+OTHERS = {
+    "diverse": ({"strategy": lambda words: search.DiverseBeamSearch(words, 2, 0.5)}, {}),
+    "siblings": ({"strategy": lambda words: search.DiverseSiblingsSearch(words, 0.3)}, {}),
+    "a prefix that ends": ({}, {"prefix_tokens": torch.tensor([[6, 2]] * len(LENGTHS))}),
 }
 
 
@@ -68,43 +77,77 @@ class Lively(nn.Module):
 
 @pytest.fixture
 def lively(build, dictionary):
-    """lively(seed, **flags): a model prepared as fairseq-generate prepares it."""
+    """lively(seed, stock, **flags): a model prepared as fairseq-generate prepares it; *stock*: of fairseq's class."""
 
-    def make(seed=1, name="transformer_prenorm_6l", **flags):
+    def make(seed=1, stock=False, name="transformer_prenorm_6l", print_alignment=None, **flags):
         torch.manual_seed(seed)
-        model = build(name, encoder_layers=2, decoder_layers=2, **flags).eval()
+        depth = {"encoder_layers": 2, "decoder_layers": 2}
+        model = build(name, **depth, **flags).eval()
         strengthen(model)
-        prepare(model)
+        if stock:
+            own, norm = model.state_dict(), "prenorm" if "prenorm" in name else "postnorm"
+            model = fairseq_transformer(dictionary, norm, **tiny_flags(name), **depth).eval()
+            model.load_state_dict(own)
+        prepare(model, print_alignment=print_alignment)
         model.decoder.output_projection = Lively(model.decoder.output_projection, dictionary.eos())
         return model
 
     return make
 
 
-def compare(models, dictionary, given=None, attention=False, searches=True, **options):
-    """Assert that ours finds what fairseq's finds, and whether it *searches* by itself; what both found."""
-    models = models if isinstance(models, list) else [models]
-    options, sample = {"beam_size": 4, "max_len_b": 14, **options}, make_sample(dictionary, LENGTHS)
-    ours, theirs = (kind(models, dictionary, **options) for kind in (Generator, SequenceGenerator))
+def compare(models, dictionary, given=None, attention=False, searches=True, stock=None, lengths=LENGTHS, **options):
+    """Assert that ours finds what fairseq's finds, and whether it *searches* by itself; what both found.
+
+    Args:
+        stock: models of fairseq's class for fairseq's generator; ours if omitted
+    """
+    models, stock = ([each] if isinstance(each, nn.Module) else each for each in (models, stock or models))
+    options, sample = {"beam_size": 4, "max_len_b": 14, **options}, make_sample(dictionary, lengths)
+    if "strategy" in options:
+        options["search_strategy"] = options.pop("strategy")(dictionary)
+    ours, theirs = Generator(models, dictionary, **options), SequenceGenerator(stock, dictionary, **options)
     searched, search_ours = [], ours._search
     ours._search = lambda *args: searched.append(True) or search_ours(*args)
-    found, expected = (each.generate(models, copy.deepcopy(sample), **(given or {})) for each in (ours, theirs))
+    found = ours.generate(models, copy.deepcopy(sample), **(given or {}))
+    expected = theirs.generate(stock, copy.deepcopy(sample), **(given or {}))
     assert bool(searched) == searches
     assert_same(found, expected, attention=attention)
     return found, expected
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_hypotheses_are_fairseqs(settings, seed, lively, dictionary):
-    options, given = SETTINGS[settings]
-    ours, theirs = compare(lively(seed), dictionary, given, **options)
+@pytest.mark.parametrize("settings", [*SETTINGS, *OTHERS])
+@pytest.mark.parametrize("seed, norm", [(1, "prenorm"), (5, "postnorm")])
+def test_hypotheses_are_those_of_fairseqs_transformer(settings, seed, norm, lively, dictionary):
+    name, (options, given) = f"transformer_{norm}_6l", {**SETTINGS, **OTHERS}[settings]
+    models = {"models": lively(seed, name=name), "stock": lively(seed, True, name)}
+    ours, theirs = compare(**models, dictionary=dictionary, given=given, searches=settings in SETTINGS, **options)
     if settings == "plain":
         assert len({len(hypothesis["tokens"]) for sentence in theirs for hypothesis in sentence}) > 3
     for got, want in zip(sum(ours, []), sum(theirs, [])):
         assert got.keys() == want.keys()
+        assert got.pop("attention").numel() == 0 and want.pop("attention").numel() > 0  # unasked
         assert all(got[key].dtype == want[key].dtype and got[key].shape == want[key].shape for key in want)
         got["positional_scores"].div_(math.log(2))  # as fairseq-generate does
+
+
+@pytest.mark.parametrize("how", ["hard", "soft"])
+@pytest.mark.parametrize("full_context", [False, True], ids=["", "full context"])
+def test_alignments_are_those_of_fairseqs_transformer(how, full_context, lively, dictionary):
+    results, sample = [], make_sample(dictionary, LENGTHS[:5])
+    for stock in (False, True):
+        model = lively(stock=stock, print_alignment=True)
+        if stock:
+            model.__class__, model.alignment_layer, model.alignment_heads = TransformerAlignModel, 1, None
+        model.full_context_alignment = full_context
+        generator = SequenceGeneratorWithAlignment([model], dictionary, beam_size=4, max_len_b=14, print_alignment=how)
+        results.append(generator.generate([model], copy.deepcopy(sample)))
+    for got, want in zip(*(sum(found, []) for found in results)):
+        assert torch.equal(got["tokens"], want["tokens"]) and got["alignment"]
+        if how == "hard":
+            assert got["alignment"] == want["alignment"]
+        else:  # as text
+            ours, theirs = (torch.tensor([list(map(float, row)) for row in one["alignment"]]) for one in (got, want))
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -119,8 +162,11 @@ def test_hypotheses_are_fairseqs_with_every_method(method, kernels, lively, dict
 
 
 def test_hypotheses_and_attention_of_an_ensemble_and_in_bf16(lively, dictionary):
-    models = [lively(1), lively(2, layer_agg="dlcl")]
+    models = [lively(1), lively(2, name="transformer_dlcl_6l")]
     compare(models, dictionary, temperature=1.2)
+    stock = [lively(1, True), lively(2, True)]
+    for ours in ([lively(1), lively(2)], [stock[0], lively(2)]):
+        compare(ours, dictionary, stock=stock, searches=ours[0] is not stock[0])
     reduce_precision(models[0].decoder, "bf16")
     compare(models[0], dictionary)
     for model in models:
@@ -129,11 +175,10 @@ def test_hypotheses_and_attention_of_an_ensemble_and_in_bf16(lively, dictionary)
     compare(models, dictionary, attention=True)
 
 
-def test_what_the_search_does_not_know_is_left_to_fairseq(lively, build, dictionary):
-    compare(lively(), dictionary, {"prefix_tokens": torch.tensor([[6, 2]] * len(LENGTHS))}, searches=False)  # it ends
-    compare(lively(), dictionary, searches=False, search_strategy=search.DiverseBeamSearch(dictionary, 2, 0.5))
-    adaptive = build("transformer_prenorm_6l", encoder_layers=1, decoder_layers=1, adaptive_softmax_cutoff="10,20")
-    stock = fairseq_transformer(dictionary, **tiny_flags("transformer_prenorm_6l"), encoder_layers=1, decoder_layers=1)
+def test_other_models_are_left_to_fairseq(build, dictionary):
+    shallow = {"encoder_layers": 1, "decoder_layers": 1}
+    adaptive = build("transformer_prenorm_6l", **shallow, adaptive_softmax_cutoff="10,20")
+    stock = fairseq_transformer(dictionary, **tiny_flags("transformer_prenorm_6l"), **shallow)
     for model in (adaptive, stock):
         compare(model.eval(), dictionary, searches=False)
 

@@ -1,24 +1,19 @@
 """Configurations of ``fairseq-hydra-train``: nested keys, keys that are refused, checks of the whole run."""
 
 import argparse
-import re
 import typing
 from dataclasses import make_dataclass
 
 import pytest
 import torch
-from fairseq import options
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_REGISTRY
-from fairseq.registry import REGISTRIES
-from fairseq.tasks import TASK_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq_cli import hydra_train  # noqa: F401
 from hydra._internal.utils import get_args
 from omegaconf import OmegaConf, open_dict
 
 import fairseq_deep  # noqa: F401
-from fairseq_deep.cli import make_parser
 from fairseq_deep.core.registry import UsageError
 from tests.helpers.commands import PACKAGE, hypotheses, run, saved
 
@@ -37,45 +32,11 @@ def test_fields_become_flags(kind, word, value):
     assert parser.parse_args(["--toy", word]).toy == value
 
 
-@pytest.fixture
-def formats_help(monkeypatch):
-    """Each new option formats its help text, as from Python 3.14."""
-    add = argparse._ActionsContainer.add_argument
-
-    def check(container, action):
-        if action.help:
-            argparse.HelpFormatter("program")._expand_help(action)
-
-    def add_checked(container, *names, **options):
-        action = add(container, *names, **options)
-        container._check_help(action)
-        return action
-
-    monkeypatch.setattr(argparse._ActionsContainer, "_check_help", check, raising=False)
-    monkeypatch.setattr(argparse._ActionsContainer, "add_argument", add_checked)
-
-
-def test_fairseq_hydra_train_has_a_parser_and_help_without_a_warning(formats_help):
+def test_fairseq_hydra_train_has_a_parser_and_help_without_a_warning():
     """Without the edit of our fairseq, hydra's parser fails."""
     assert get_args(["--config-name", "mine"]).config_name == "mine"
     done = run("fairseq-hydra-train", "--help")
     assert done.stderr == "" and done.stdout.startswith("hydra_train is powered by Hydra.")
-
-
-def test_help_texts_can_be_formatted(formats_help, monkeypatch):
-    """Those of all commands of fairseq and of ours, and of all that can be registered."""
-    monkeypatch.delattr(argparse.ArgumentParser, "_check_help", raising=False)
-    for name in dir(options):
-        if re.fullmatch("get_.*_parser", name) and name != "get_parser":
-            getattr(options, name)()
-    make_parser(whole=True)
-    kinds = {*MODEL_REGISTRY.values(), *TASK_REGISTRY.values()}
-    for registry in REGISTRIES.values():
-        kinds.update(registry["registry"].values())
-    assert len(kinds) > 100
-    for kind in kinds:
-        if hasattr(kind, "add_args"):
-            kind.add_args(argparse.ArgumentParser(conflict_handler="resolve"))
 
 
 def fill(model, arch=ARCH, **run):

@@ -21,7 +21,6 @@ from fairseq_deep.plugin.training.muon import SCALES, Muon, is_matrix, orthogona
 from fairseq_deep.plugin.training.optimizer import MuonConfig
 from tests.helpers.flags import parse
 from tests.helpers.methods import METHODS, OPTIONS, depths
-from tests.helpers.tensors import Kernels
 from tests.reference import naive_muon
 
 SHAPES = [(3, 5), (5, 3), (4, 4), (7, 5), (4,), (6, 2), (3, 4, 2), (1,), ()]  # those from the fifth belong to Adam
@@ -355,52 +354,6 @@ def test_norms_of_half_precision_do_not_overflow(dtype):
     weight = torch.nn.Parameter(torch.zeros(100, dtype=dtype))
     weight.grad = torch.full_like(weight, 6e4)
     assert float(wrapped("fp32", "fused_adam", [weight]).clip_grad_norm(0.0)) == pytest.approx(6e5, rel=0.01)
-
-
-class Launches(Kernels):
-    """Also names of operations on lists of two types: a GPU takes them one by one, or all in the first one's type."""
-
-    def __init__(self):
-        super().__init__()
-        self.mixed = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        lists = [arg for arg in args if isinstance(arg, (list, tuple))]
-        if any(len({getattr(entry, "dtype", None) for entry in entries}) > 1 for entries in lists):
-            self.mixed.append(str(function))
-        return super().__torch_dispatch__(function, types, args, kwargs)
-
-
-def launches_of(optimizer, weights):
-    """The operations of an update, without those of the profiler."""
-    with Launches() as launches:
-        optimizer.zero_grad()
-        for weight in weights:
-            weight.grad = weight.data.clone()
-        optimizer._needs_sync = True
-        optimizer.multiply_grads(0.5)
-        optimizer.clip_grad_norm(0.5)
-        optimizer.step()
-        optimizer.multiply_grads(0.5)
-        optimizer._unscale_grads()
-    return [name for name in launches.names if "record_function" not in name], launches.mixed
-
-
-@every_form
-def test_launches_do_not_grow_with_the_number_of_tensors_and_take_one_type(form):
-    dtype, _, flatten, most = FORMS[form]
-    counts = {}
-    for name in ("stock", "fused_adam"):
-        for size in (10, 30):
-            weights = [torch.nn.Parameter(torch.ones(3, dtype=dtype)) for _ in range(size)]
-            weights += parameters(torch.float32)  # as with DLCL's W
-            optimizer = wrapped(form, name, weights)
-            for _ in range(2):  # state is made in the first
-                names, mixed = launches_of(optimizer, weights)
-            counts[name, size] = len([name for name in names if name != "clone"])
-    assert mixed == [] and "_foreach_copy_" in names
-    assert counts["stock", 30] - counts["stock", 10] >= (2 if flatten else 11) * 20
-    assert counts["fused_adam", 30] == counts["fused_adam", 10] <= most
 
 
 def state_of(name):

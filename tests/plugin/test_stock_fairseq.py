@@ -1,4 +1,4 @@
-"""A model of plain structure is fairseq's own transformer: same keys, same outputs, checkpoints load."""
+"""A model of plain structure is fairseq's own transformer: keys, outputs, gradients, dropout, checkpoints."""
 
 import argparse
 
@@ -8,9 +8,11 @@ from fairseq import utils
 
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from tests.helpers.flags import parse
-from tests.helpers.layers import DUPLICATES
 from tests.helpers.methods import structure
 from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
+
+# unused copies in the encoder layers of fairseq 0.12.2
+DUPLICATES = {f"{matrix}_{part}" for matrix in ("in_proj", "out_proj", "fc1", "fc2") for part in ("weight", "bias")}
 
 
 @pytest.fixture(params=["prenorm", "postnorm"])
@@ -27,38 +29,77 @@ def twins(request, build, dictionary):
     return make
 
 
+WIDER = {"decoder_embed_dim": 24, "decoder_ffn_embed_dim": 40, "share_all_embeddings": False}
+
+
 @pytest.mark.parametrize("flags", [
     {},
     {"layernorm_embedding": True},
     {"no_scale_embedding": True, "encoder_learned_pos": True, "decoder_learned_pos": True},
     {"activation_fn": "gelu", "no_token_positional_embeddings": True},
+    {"no_cross_attention": True},
+    WIDER,
 ], ids="-".join)  # fmt: skip
 def test_weights_of_fairseqs_transformer_give_its_output(twins, dictionary, flags):
-    """Its output, and with full context, where the decoder sees later words."""
+    """Its output for sources padded on either side, and with full context, where the decoder sees later words."""
     stock, model = (each.eval() for each in twins(**flags))
-    source, lengths, target = make_batch(dictionary)
-    words = target.ne(dictionary.pad())  # outputs at padding mean nothing
-    plain, full = [], []
-    for each in (model, stock):
-        plain.append(each(source, lengths, target)[0][words])
-        encoded = each.encoder(source, lengths)
-        full.append(each.decoder(target, encoder_out=encoded, full_context_alignment=True)[0][words])
-    torch.testing.assert_close(*plain)
-    torch.testing.assert_close(*full)
-    assert not torch.allclose(plain[0], full[0])
+    for left_pad in (True, False):
+        source, lengths, target = make_batch(dictionary, left_pad=left_pad)
+        words = target.ne(dictionary.pad())  # outputs at padding mean nothing
+        plain, full = [], []
+        for each in (model, stock):
+            plain.append(each(source, lengths, target)[0][words])
+            encoded = each.encoder(source, lengths)
+            full.append(each.decoder(target, encoder_out=encoded, full_context_alignment=True)[0][words])
+        torch.testing.assert_close(*plain)
+        torch.testing.assert_close(*full)
+        assert not torch.allclose(plain[0], full[0])
 
 
 def run(model, batch):
     torch.manual_seed(3)
-    return model.train()(*batch)
+    return model(*batch)[0]
 
 
-def test_dropout_is_where_fairseq_has_it(twins, dictionary):
-    """With the same seed the same units are dropped, in the same order: without padding, all of the output is equal."""
-    stock, model = twins(dropout=0.2, attention_dropout=0.3, activation_dropout=0.1)
-    batch = make_batch(dictionary, lengths=(5, 5, 5), target_lengths=(6, 6, 6))
-    assert not torch.equal(run(model, batch)[0], model.eval()(*batch)[0])
-    torch.testing.assert_close(run(model, batch)[0], run(stock, batch)[0])
+RATES = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.1}
+LAYERS = [f"Transformer{side}Layer{base}" for side in ("Encoder", "Decoder") for base in ("", "Base")]
+RETAINED = {"in training": "train", "all": None, "attention": ["MultiheadAttention"], "layers": LAYERS,
+            "none": ["Embedding"]}  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", RETAINED)
+def test_dropout_is_where_fairseq_has_it(kept, twins, dictionary):
+    """With the same seed the same units are dropped, in the same order: without padding, all of the output is equal.
+
+    ``--retain-dropout`` keeps dropout while translating, of all modules or of those that are named.
+    """
+    batch, modules = make_batch(dictionary, lengths=(5, 5, 5), target_lengths=(6, 6, 6)), RETAINED[kept]
+    stock, model = (each.eval() for each in twins(**RATES))
+    exact = model(*batch)[0]
+    for each in (stock, model):
+        each.train(modules == "train")
+        for name, module in each.named_modules() if modules != "train" else ():
+            if hasattr(module, "make_generation_fast_") and each is not module:
+                module.make_generation_fast_(name=name, retain_dropout=True, retain_dropout_modules=modules)
+    torch.testing.assert_close(run(model, batch), run(stock, batch))
+    assert torch.allclose(run(model, batch), exact) is (kept == "none")
+
+
+def test_quantisation_noise_is_on_every_matrix(build, batch):
+    """In training each block of 4 weights is gone or, at the rate 1/2, twice as large; else nothing changes."""
+    model = build("transformer_prenorm_2l2l_tiny", quant_noise_pq=0.5, quant_noise_pq_block_size=4)
+    matrices = {name: module for name, module in model.named_modules()
+                if isinstance(module, torch.nn.Linear) and ".layers." in name}  # fmt: skip
+    before = {name: module.weight.detach().clone() for name, module in matrices.items()}
+    model.eval()(*batch)
+    assert len(matrices) == 2 * (6 + 10)
+    assert all(torch.equal(matrices[name].weight, weight) for name, weight in before.items())
+    model.train()(*batch)
+    for name, weight in before.items():
+        factor = (matrices[name].weight / weight).view(-1, 4)
+        assert factor.eq(factor[:, :1]).all() and set(factor.unique().tolist()) == {0.0, 2.0}, name
+    plain = build("transformer_prenorm_2l2l_tiny")
+    assert not any(module._forward_pre_hooks for module in plain.modules())
 
 
 def test_hidden_states_and_attention_are_fairseqs(twins, dictionary):
@@ -127,7 +168,6 @@ def test_what_differs_in_its_start_alone_loads_into_fairseqs_transformer(name, f
     for each in scores:
         each.square().sum().backward()
     ours, theirs = ({key: weight.grad for key, weight in each.named_parameters()} for each in (model, stock))
-    # fairseq 0.12.2 has unused copies in its encoder layers
     assert {key for key in theirs if key.rsplit(".", 1)[-1] not in DUPLICATES} == ours.keys() and len(ours) > 50
     total = torch.stack([theirs[key].norm() for key in ours]).norm()
     for key, gradient in ours.items():

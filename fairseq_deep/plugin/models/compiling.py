@@ -82,8 +82,6 @@ class Compiler:
         function = self.functions[kind]
         if function is None:
             return module._call_impl(*args, **kwargs)
-        # a second memory layout would compile a second variant: only the first layer's input is a transposed view
-        args = tuple(arg.contiguous() if isinstance(arg, Tensor) else arg for arg in args)
         try:
             if "forward" in vars(module):  # set for recomputation: see wrap_layer
                 return checkpoint(function, module, *args, use_reentrant=False, **kwargs)
