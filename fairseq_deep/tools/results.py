@@ -28,11 +28,12 @@ SCHEMA = {
     **SEARCH, **FACTS, **{name: optional(figure) for name in FIGURES},
     "system": needed(line), "seed": needed(amount), "command": line, "folder": line, "parameters": optional(amount),
     "updates": amount, "signature": line, "flags": {"*": line}, "environment": {"*": line}, "curve": LOSSES,
+    "parts": {"*": {"*": figure}},
 }  # fmt: skip
 """A line of the file.
 
 Losses are in bits per token. ``curve`` has the validation loss by update, ``flags`` the fairseq-train flags that change
-the result. ``folder`` is relative to the directory of the file.
+the result. ``folder`` is relative to the directory of the file. ``parts`` has BLEU and chrF of parts of the test set.
 """
 
 
@@ -88,24 +89,23 @@ def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
     return {"mean": mean, "std": deviation, "min": ends[0], "max": ends[1]}
 
 
-def p_over_seeds(differences: list[float]) -> float | None:
-    """Compute the two-sided p of Student's t-test for a mean of 0 of paired differences.
+def over_seeds(differences: list[float], margin: float = 0.0) -> dict[str, float]:
+    """Test paired differences, one per seed, by Student's t.
 
     Returns:
-        None for fewer than three differences, or if one is not a finite number
+        "half" (half of the 95 % confidence interval of the mean), "p" (two-sided, for a mean of 0), "p_equal" (the
+        larger p of two one-sided tests for a mean between -*margin* and *margin*) and "margin"; empty for fewer than
+        three differences, or if one is not a finite number
     """
-    n = len(differences)
-    if n < 3 or not all(map(math.isfinite, differences)):
-        return None
-    deviation = statistics.stdev(differences)
-    if deviation == 0:
-        return 0.0 if differences[0] else 1.0
-    t = abs(statistics.fmean(differences)) / (deviation / math.sqrt(n))
-    freedom = n - 1
-    # With x = sqrt(freedom) tan(a), the density is proportional to cos(a)^(freedom - 1); Simpson's rule integrates it.
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    first, steps = math.atan(t / math.sqrt(freedom)), 2000
-    width = (math.pi / 2 - first) / steps
-    heights = [math.cos(first + k * width) ** (freedom - 1) for k in range(steps + 1)]
-    tails = width / 3 * (heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]))
-    return min(1.0, 2 * scale * tails)
+    if len(differences) < 3 or not all(map(math.isfinite, differences)):
+        return {}
+    from scipy import stats
+
+    if len({*differences}) == 1:  # scipy's t is not a number
+        mean = differences[0]
+        return {"half": 0.0, "p": float(mean == 0), "p_equal": float(abs(mean) >= margin), "margin": margin}
+    test = stats.ttest_1samp(differences, 0)
+    low, high = test.confidence_interval(0.95)
+    sides = ((-margin, "greater"), (margin, "less"))
+    equal = max(stats.ttest_1samp(differences, end, alternative=side).pvalue for end, side in sides)
+    return {"half": float(high - low) / 2, "p": float(test.pvalue), "p_equal": float(equal), "margin": margin}

@@ -2,7 +2,9 @@
 
 import asyncio
 import csv
+import hashlib
 import importlib
+import itertools
 import json
 import math
 import os
@@ -19,6 +21,7 @@ import pytest
 import sacrebleu
 from sacrebleu.significance import PairedTest
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import changes, driver, engine, watch
 from fairseq_deep.recipes.compare.systems import System
 from fairseq_deep.recipes.record import result_line, write_json
@@ -454,7 +457,7 @@ def bleu(name):
 
 def plan(folder, updates="", average=1):
     """What a run needs of its plan."""
-    options, value = SimpleNamespace(average=average), lambda *_: updates or "0"
+    options, value = SimpleNamespace(average=average, source_lang="en"), lambda *_: updates or "0"
     return SimpleNamespace(exp=str(folder), options=options, train_value=value, keys=["key"] * 8)
 
 
@@ -525,6 +528,50 @@ def test_spread_over_seeds_and_the_paired_bootstrap_of_sacrebleu(finished):
     assert "p" not in base["seeds"][1]
 
 
+def test_halves_and_domains_of_the_test_set(finished, modules, tmp_path, monkeypatch):
+    """The hash of the source alone decides; domains are of the reporting half, and all tests are on it."""
+    _, runs = finished
+    sources = [f"sentence {n % 50}" for n in range(60)]
+    tags = ["php" if n % 3 else "news" for n in range(60)]
+    for name, lines in (("base/seed1/text/raw/test.en", sources), ("base/seed1/score-test.json", []), ("tags", tags)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("".join(line + "\n" for line in lines))
+    numbers = [int(hashlib.sha256(source.encode()).hexdigest()[:2], 16) for source in sources]
+    reporting = [n for n in range(60) if numbers[n] % 2]
+    wanted = {"choosing": [n for n in range(60) if n not in reporting], "reporting": reporting}
+    wanted.update((tag, [n for n in reporting if tags[n] == tag]) for tag in ("php", "news"))
+    parts = modules.results.read_parts(runs, str(tmp_path / "tags"), True)
+    assert parts == wanted and all(parts.values())
+    assert modules.results.read_parts(runs, str(tmp_path / "tags"), False).keys() == {"php", "news"}
+    assert modules.results.read_parts(runs, "", False) == {}
+    tested, test = [], modules.results.paired_bootstrap
+    monkeypatch.setattr(modules.results, "paired_bootstrap", lambda *given: tested.append(given) or test(*given))
+    rows = modules.results.rows([run.system for run in runs[::3]], runs, 50, str(tmp_path), parts, 0.25)
+    assert {len(lines) for named, references, *_ in tested for lines in (named[0][1], *references)} == {len(reporting)}
+    for (part, indices), row, kind in itertools.product(parts.items(), rows, ("good", "bad")):
+        hypotheses, references = ([LINES[name][n] for n in indices] for name in (kind, "ref"))
+        if row["system"] == ("worse" if kind == "bad" else "base"):
+            score = sacrebleu.corpus_bleu(hypotheses, [references]).score
+            assert row[f"bleu {part}"]["mean"] == pytest.approx(score, abs=0.006), f"{row['system']}, {part}"
+            assert row[f"chrf {part}"]["mean"] == pytest.approx(
+                sacrebleu.corpus_chrf(hypotheses, [references]).score, abs=0.006
+            )
+    base, same, worse = rows
+    assert base["bleu"] == base["bleu reporting"] != base["bleu choosing"]
+    assert worse["difference"]["mean"] == pytest.approx(worse["bleu"]["mean"] - base["bleu"]["mean"])
+    assert (same["tests"], worse["tests"]) == ({"half": 0, "p": 1, "p_equal": 0, "margin": 0.25}, {})
+    assert read(str(tmp_path))[0]["bleu"] == round(bleu("good"), 2), "the record has the whole test set"
+    text = modules.table.write(str(tmp_path), rows, modules.results.facts(rows))
+    assert "| BLEU, choosing | BLEU, php | BLEU, news |" in re.sub(" +", " ", text) and "BLEU, reporting" not in text
+    assert "p equal: of a difference of 0.25 BLEU or more" in text and "tests: reporting half of the test set" in text
+    (tmp_path / "tags").write_text("php\n")
+    with pytest.raises(UsageError, match="tags has 1 lines for 60 test sentences: give one domain per line"):
+        modules.results.read_parts(runs, str(tmp_path / "tags"), False)
+    (tmp_path / "base/seed1/text/raw/test.en").write_text("one\n")
+    with pytest.raises(UsageError, match="a half of the 1 test sentences is empty: omit --halves"):
+        modules.results.read_parts(runs, "", True)
+
+
 @pytest.mark.parametrize("scores, tested", [((0.2, 0.7), False), ((0.2, 1.5), True), ((1.5, 0.2), True)])
 def test_translations_by_chance_have_no_p(finished, modules, scores, tested):
     rows, _ = finished
@@ -566,7 +613,7 @@ def test_without_matplotlib_there_is_a_table_all_the_same(finished, modules, mon
     rows, _ = finished
     monkeypatch.setattr(modules.compare.results, "rows", lambda *_: rows)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    modules.compare.report(SimpleNamespace(exp=str(tmp_path), bootstrap=0, tables="", depth_list=[]), [], [])
+    modules.compare.report(modules.options.Compare(exp=str(tmp_path), bootstrap=0, tables=""), [], [])
     printed = capsys.readouterr().out
     assert "pip install matplotlib" in printed.splitlines()[-1] and (tmp_path / "table.md").exists()
     assert not (tmp_path / "picture.png").exists()
@@ -581,10 +628,12 @@ def test_losses_at_equal_time(modules):
         "slowest": {1: {10: 8.0}},
     }
     steps = {"fast": 1.0, "slow": 4 / 3, "untimed": None, "slowest": 4.0}
-    found = modules.results.equal_time(curves, steps)
-    assert found["fast"] == {1: 5.0, 2: 5.5} and found["slow"] == {1: pytest.approx(3.5), 2: pytest.approx(3.625)}
-    assert "untimed" not in found and found["slowest"] == {1: None}
-    assert modules.results.equal_time({}, {}) == {}
+    rows = [{"done": list(seeds), "curve": seeds, "seeds": {seed: {"step_seconds": steps[name]} for seed in seeds}}
+            for name, seeds in curves.items()]  # fmt: skip
+    modules.results.add_equal_time(rows)
+    found = [[figures.get("equal_time") for figures in row["seeds"].values()] for row in rows]
+    assert found == [[5.0, 5.5], [pytest.approx(3.5), pytest.approx(3.625)], [None], [None]]
+    modules.results.add_equal_time([])
 
 
 def test_the_estimate_knows_systems_from_their_other_seeds(finished, modules):

@@ -14,7 +14,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.compare import depth, picture, tune
 from fairseq_deep.recipes.compare.results import diverged
 from fairseq_deep.recipes.compare.systems import System
-from fairseq_deep.tools.results import p_over_seeds, read
+from fairseq_deep.tools.results import over_seeds, read
 from tests.helpers import recipes
 from tests.helpers.paths import ROOT
 
@@ -257,14 +257,27 @@ def test_untuned_rates_and_missing_scores_give_no_verdict(tuned):
         assert untuned == (deep["tuned"] is tuned)
 
 
-@pytest.mark.parametrize("count, quantile", [(3, 4.302653), (4, 3.182446), (5, 2.776445), (10, 2.262157)])
-def test_p_over_seeds_is_students(count, quantile):
-    """Values whose t is the 0.975 quantile of Student's distribution have a two-tailed p of 0.05."""
-    spread = [seed * seed / 7 for seed in range(count)]
-    error = statistics.stdev(spread) / math.sqrt(count)
-    values = [value - statistics.fmean(spread) + quantile * error for value in spread]
-    assert p_over_seeds(values) == pytest.approx(0.05, abs=1e-6)
-    assert p_over_seeds(values[:2]) is None
+@pytest.mark.parametrize(
+    "count, two_sided, one_sided",
+    [(3, 4.302653, 2.919986), (4, 3.182446, 2.353363), (5, 2.776445, 2.131847), (10, 2.262157, 1.833113)],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_tests_over_seeds_are_students(count, two_sided, one_sided, sign):
+    """Differences whose t is the 0.975 quantile of Student's distribution, and a margin at the 0.95 quantile beyond."""
+    shape = [seed * seed / 7 for seed in range(count)]
+    error = statistics.stdev(shape) / math.sqrt(count)
+    differences = [sign * (value - statistics.fmean(shape) + two_sided * error) for value in shape]
+    found = over_seeds(differences, margin=(two_sided + one_sided) * error)
+    assert (found["p"], found["p_equal"]) == (pytest.approx(0.05, abs=1e-6), pytest.approx(0.05, abs=1e-6))
+    assert found["half"] == pytest.approx(two_sided * error, rel=1e-6), "the interval ends at 0"
+    assert over_seeds(differences, margin=two_sided * error)["p_equal"] == pytest.approx(0.5), "the mean is the margin"
+    assert over_seeds(differences, margin=(two_sided - one_sided) * error)["p_equal"] == pytest.approx(0.95, abs=1e-6)
+
+
+def test_seeds_without_a_spread():
+    assert over_seeds([0.3] * 3, 0.5) == {"half": 0, "p": 0, "p_equal": 0, "margin": 0.5}
+    assert over_seeds([0.0] * 3, 0.0) == {"half": 0, "p": 1, "p_equal": 1, "margin": 0}
+    assert over_seeds([0.1, 0.2]) == over_seeds([0.1, 0.2, math.nan]) == {}
 
 
 def test_the_picture_by_depth_has_a_line_per_system(monkeypatch):

@@ -15,5 +15,5 @@ lock() {
 printf '%s\n' 'pip>=23.2' 'setuptools>=77' wheel 'cython>=3' numpy 'patch-ng>=1.17' | lock build
 echo torch | lock torch
 # what fairseq and fairseq_deep ask for
-printf '%s\n' bitarray cffi cython hydra-core numpy omegaconf regex rich sacrebleu sacremoses safetensors subword-nmt tensorboardX tqdm |
+printf '%s\n' bitarray cffi cython hydra-core numpy omegaconf regex rich sacrebleu sacremoses safetensors scipy subword-nmt tensorboardX tqdm |
   lock run

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.tools.results import p_over_seeds
+from fairseq_deep.tools.results import over_seeds
 
 from .systems import System
 from .table import markdown
@@ -66,7 +66,7 @@ def judge(rows: list[dict[str, Any]], planned: int) -> list[dict[str, Any]]:
     """
     found = [_of_line([row for row in rows if row["line"] == line]) for line in dict.fromkeys(r["line"] for r in rows)]
     for test in ("slope", "gain"):
-        corrected = holm([p_over_seeds([*each[test].values()]) for each in found], planned)
+        corrected = holm([over_seeds([*each[test].values()]).get("p") for each in found], planned)
         for each, p in zip(found, corrected):
             each[f"p_{test}"] = p
     for each in found:

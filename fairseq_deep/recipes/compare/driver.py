@@ -121,7 +121,8 @@ def prepare_text(engine: Engine, args: Compare, systems: list[System], flags: li
 
 def report(args: Compare, systems: list[System], runs: list[Run]) -> None:
     """Write table and picture."""
-    rows = results.rows(systems, runs, args.bootstrap, args.exp)
+    parts = results.read_parts(runs, args.data and os.path.join(args.data, "test.domain"), args.halves)
+    rows = results.rows(systems, runs, args.bootstrap, args.exp, parts, float(args.margin))
     if not any(row["done"] or row["failed"] for row in rows):
         raise UsageError(f"{args.exp} has no finished training run: train first, without --table-only")
     folder = args.tables or args.exp

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy
+
+from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.bleu import bleu_for
-from fairseq_deep.recipes.changes import read_command
 from fairseq_deep.recipes.record import median, result_line
-from fairseq_deep.tools import results
-from fairseq_deep.tools.command_lines import flags_of
-from fairseq_deep.tools.results import spread
+from fairseq_deep.tools import results, score
+from fairseq_deep.tools.input_text import read_lines
+from fairseq_deep.tools.results import over_seeds, spread
 from fairseq_deep.tools.significance import paired_bootstrap, read_run
 
 if TYPE_CHECKING:
@@ -19,9 +22,13 @@ if TYPE_CHECKING:
     from .trainings import Run
 
 Row = dict[str, Any]
-Curves = dict[int, dict[int, float]]
-"""Loss by seed and update."""
+Parts = dict[str, list[int]]
+"""Indices of the sentences of each part of the test set."""
+Texts = tuple[list[str], list[list[str]]]
+"""Hypotheses, and sets of references."""
 
+CHOOSING, REPORTING = "choosing", "reporting"
+"""Halves of a test set: one to choose systems, one to report their scores."""
 FIGURES = (*results.FIGURES, "equal_time", "difference")  # these have a mean and a spread over the seeds
 FACTS = ("tokens_per_update", "updates", "precision", "devices", "hardware", "commit", "date")
 KEPT = (*results.FIGURES, *FACTS, "parameters", "signature")
@@ -36,18 +43,79 @@ def diverged(reason: str) -> bool:
     return bool(DIVERGED.search(PATH.sub("", reason)))
 
 
-def rows(systems: list[System], runs: list[Run], resamples: int, folder: str = "") -> list[Row]:
+def parts_of(sources: list[str], domains: list[str], halves: bool) -> Parts:
+    """Return the parts of a test set: its *halves*, by a hash of the source, and its domains.
+
+    Args:
+        domains: the domain of each sentence; empty if there are none
+
+    Returns:
+        with *halves* "choosing" and "reporting"; for each domain its sentences, with *halves* of the reporting half
+    """
+    found: Parts = {}
+    for index, source in enumerate(sources):
+        half = (CHOOSING, REPORTING)[hashlib.sha256(source.encode()).digest()[0] % 2]
+        for part in [half] * halves + domains[index : index + 1] * (half == REPORTING or not halves):
+            found.setdefault(part, []).append(index)
+    return found
+
+
+def read_parts(runs: list[Run], domains: str, halves: bool) -> Parts:
+    """Return the parts of the test set of *runs*; the file *domains* has the domain of each sentence, if it exists."""
+    scored = [run for run in runs if run.is_done() and os.path.exists(os.path.join(run.folder, "score-test.json"))]
+    tags = read_lines(domains) if os.path.exists(domains) else []
+    if not scored or not (tags or halves):
+        return {}
+    texts = (os.path.join(scored[0].folder, "text", kind) for kind in ("raw", "bpe"))  # prepared text has no raw one
+    folder = next(filter(os.path.isdir, texts))
+    sources = read_lines(os.path.join(folder, f"test.{scored[0].plan.options.source_lang}"))
+    if tags and len(tags) != len(sources):
+        raise UsageError(f"{domains} has {len(tags)} lines for {len(sources)} test sentences: give one domain per line")
+    found = parts_of(sources, tags, halves)
+    if halves and not {CHOOSING, REPORTING} <= found.keys():
+        raise UsageError(f"a half of the {len(sources)} test sentences is empty: omit --halves")
+    return found
+
+
+def score_parts(folder: str, parts: Parts, lang: str) -> dict[str, dict[str, float]]:
+    """Return BLEU and chrF of each part of the test set for the run in *folder*."""
+    texts, found = read_run(folder), {}
+    for part, indices in parts.items():
+        scores = score.compute(*_restricted(texts, indices), "sacrebleu", lang=lang)
+        found[part] = {name: round(scores[name], 2) for name in ("bleu", "chrf")}
+    return found
+
+
+def _restricted(texts: Texts, indices: list[int] | None) -> Texts:
+    """Return the sentences with these *indices*; None: all sentences."""
+    hypotheses, references = texts
+    if indices is None:
+        return texts
+    return [hypotheses[index] for index in indices], [[side[index] for index in indices] for side in references]
+
+
+def rows(
+    systems: list[System], runs: list[Run], resamples: int, folder: str = "", parts: Parts | None = None,
+    margin: float = 0.5,
+) -> list[Row]:  # fmt: skip
     """Return one record per system; the first system is the baseline.
 
     Args:
         folder: directory of the comparison; a line per finished run is added to its ``results.jsonl``
+        parts: parts of the test set; of two halves, BLEU, chrF and all tests are of the reporting one
+        margin: BLEU scores that differ by less count as equal
 
     Returns:
         for each system "done" and "failed" (its seeds), "seeds" (values by seed), "curve" (loss by seed and update),
-        and for each of ``FIGURES`` mean, minimum, maximum and standard deviation
+        "tests" (`over_seeds` of the differences), and for each of ``FIGURES`` and for BLEU and chrF of each part mean,
+        minimum, maximum and standard deviation
     """
-    done = [run for run in runs if run.is_done()]
+    done, parts = [run for run in runs if run.is_done()], parts or {}
     lines = {run.folder: result_line(run.folder, run.system.label, run.system.text, run.seed) for run in done}
+    lang = next((line["flags"].get("--target-lang", "") for line in lines.values()), "")
+    for place, line in lines.items():
+        if parts and "bleu" in line:
+            line["parts"] = score_parts(place, parts, lang)
     if folder and lines:
         results.add(folder, [{**line, "folder": os.path.relpath(place, folder)} for place, line in lines.items()])
     found = [_row(system, [run for run in runs if run.system is system], lines) for system in systems]
@@ -57,14 +125,13 @@ def rows(systems: list[System], runs: list[Run], resamples: int, folder: str = "
             difference = row["seeds"][seed]["bleu"] - first["seeds"][seed]["bleu"]
             row["seeds"][seed].update(difference=round(difference, 2))
     if resamples and any("bleu" in figures for row in found for figures in row["seeds"].values()):
-        bootstrap(found, resamples)
-    steps = {row["system"]: median([row["seeds"][seed]["step_seconds"] for seed in row["done"]]) for row in found}
-    losses = equal_time({row["system"]: row["curve"] for row in found}, steps)
+        bootstrap(found, resamples, lang, parts.get(REPORTING))
+    add_equal_time(found)
     for row in found:
-        for seed in row["done"]:
-            row["seeds"][seed]["equal_time"] = losses.get(row["system"], {}).get(seed)
-        for figure in FIGURES:
+        for figure in (*FIGURES, *(f"{name} {part}" for part in parts for name in ("bleu", "chrf"))):
             row[figure] = spread([row["seeds"][seed].get(figure) for seed in row["done"]])
+        differences = [row["seeds"][seed].get("difference") for seed in row["done"]]
+        row["tests"] = over_seeds([each for each in differences if each is not None], margin)
     return found
 
 
@@ -77,7 +144,10 @@ def _row(system: System, runs: list[Run], lines: dict[str, dict[str, Any]]) -> R
         if run.folder in lines:
             line = lines[run.folder]
             row["done"].append(run.seed)
-            row["seeds"][run.seed] = {name: line[name] for name in KEPT if name in line}
+            figures = {name: line[name] for name in KEPT if name in line}
+            parts = line.get("parts", {})
+            figures.update({f"{name} {part}": value for part, own in parts.items() for name, value in own.items()})
+            row["seeds"][run.seed] = figures | parts.get(REPORTING, {})
             row["curve"][run.seed] = {int(update): loss for update, loss in line["curve"].items()}
             row["parameters"] = row["parameters"] or line["parameters"]
             row["folders"][run.seed] = run.folder
@@ -86,39 +156,29 @@ def _row(system: System, runs: list[Run], lines: dict[str, dict[str, Any]]) -> R
     return row
 
 
-def equal_time(curves: dict[str, Curves], steps: dict[str, float | None]) -> dict[str, dict[int, float | None]]:
-    """Return the losses at the time when the fastest system finished.
+def add_equal_time(found: list[Row]) -> None:
+    """Add "equal_time" to the values: the loss at the time when the fastest system finished, interpolated.
 
-    Args:
-        curves: loss by system, seed and update
-        steps: seconds per update by system; systems without a value are omitted
-
-    Returns:
-        losses by system and seed; None before the first validation
+    It is omitted for a system without step times, and before the first validation.
     """
-    timed = {system: seeds for system, seeds in curves.items() if steps.get(system)}
-    end = min((steps[system] * max(curve) for system, seeds in timed.items() for curve in seeds.values()), default=0)
-    return {
-        system: {seed: loss_at(curve, end / steps[system]) for seed, curve in seeds.items()}
-        for system, seeds in timed.items()
-    }
+    steps = [median([row["seeds"][seed]["step_seconds"] for seed in row["done"]]) for row in found]
+    ends = [step * max(curve) for row, step in zip(found, steps) if step for curve in row["curve"].values() if curve]
+    for row, step in zip(found, steps):
+        for seed, curve in row["curve"].items():
+            known, end = sorted(curve), min(ends) / step if step else 0.0
+            if known and end >= known[0]:
+                loss = numpy.interp(end, known, [curve[update] for update in known])
+                row["seeds"][seed]["equal_time"] = float(loss)
 
 
-def loss_at(curve: dict[int, float], updates: float) -> float | None:
-    """Return the loss after *updates* updates, by linear interpolation; None before the first validation."""
-    before = [update for update in curve if update <= updates]
-    after = [update for update in curve if update >= updates]
-    if not before or not after:
-        return curve[max(curve)] if before else None
-    low, high = max(before), min(after)
-    share = (updates - low) / (high - low) if high > low else 0.0
-    return curve[low] + share * (curve[high] - curve[low])
-
-
-def bootstrap(found: list[Row], resamples: int) -> None:
+def bootstrap(found: list[Row], resamples: int, lang: str = "", indices: list[int] | None = None) -> None:
     """Run a paired bootstrap between the first system and each other, per seed, and add "p" to the values.
 
     Two systems below a BLEU of 1 have no p: their translations are chance.
+
+    Args:
+        lang: target language
+        indices: the test sentences to use; None: all
     """
     first = found[0]
     for seed in first["done"]:
@@ -126,18 +186,12 @@ def bootstrap(found: list[Row], resamples: int) -> None:
         others = [row for row in found[1:] if seed in row["done"] and row["seeds"][seed].get("bleu", 1) >= least]
         if not others:
             continue
-        _, references = read_run(first["folders"][seed])
-        named = [(row["system"], read_run(row["folders"][seed])[0]) for row in (first, *others)]
-        bleu = bleu_for(_target_of(first["folders"][seed]), force=True)
-        measured = paired_bootstrap(named, references, {"BLEU": bleu}, resamples)["BLEU"]
+        texts = {row["system"]: _restricted(read_run(row["folders"][seed]), indices) for row in (first, *others)}
+        named, references = [(name, own[0]) for name, own in texts.items()], texts[first["system"]][1]
+        measured = paired_bootstrap(named, references, {"BLEU": bleu_for(lang, force=True)}, resamples)["BLEU"]
         for row, result in zip(others, measured.results[1:]):
             row["seeds"][seed].update(p=result.p_value)
         first["seeds"][seed].update(bootstrap=measured.signature)
-
-
-def _target_of(folder: str) -> str:
-    """Return the target language of a finished run."""
-    return flags_of(read_command(os.path.join(folder, "train.sh"))).get("--target-lang", "")
 
 
 def facts(found: list[Row]) -> dict[str, str]:

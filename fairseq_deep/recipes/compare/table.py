@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any
 
-from fairseq_deep.recipes.compare.results import FIGURES, Row
+from fairseq_deep.recipes.compare.results import FIGURES, REPORTING, Row
 from fairseq_deep.recipes.compare.tune import format_rates
 from fairseq_deep.tools.output_files import write_text
 
@@ -28,6 +28,8 @@ COLUMNS = (
     ("decoder", "between_decoder", ".2g"),
 )
 SPREAD = ("valid_loss", "bleu", "difference")  # shown with minimum and maximum
+TESTS = {"± 95 %": ("half", ".2f"), "p": ("p", ".3f"), "p equal": ("p_equal", ".3f")}
+"""Columns of the differences over seeds: name in ``tests`` and number format."""
 
 
 def write(folder: str, rows: list[Row], facts: dict[str, str]) -> str:
@@ -41,10 +43,12 @@ def write(folder: str, rows: list[Row], facts: dict[str, str]) -> str:
 
 
 def _lay_out(rows: list[Row]) -> str:
-    columns = [column for column in COLUMNS if any(row[column[1]] for row in rows)]
+    parts = [name for name in rows[0] if name.startswith("bleu ") and name != f"bleu {REPORTING}"]
+    possible = [*COLUMNS[:3], *((f"BLEU, {name[5:]}", name, ".2f") for name in parts), *COLUMNS[3:]]
+    columns = [column for column in possible if any(row[column[1]] for row in rows)]
     head = ["system", "seeds", "parameters"]
     for name, figure, _ in columns:
-        head += [name, "p of each seed"] if figure == "difference" else [name]
+        head += [name, *TESTS, "p of each seed"] if figure == "difference" else [name]
     return markdown([head, *(_cells(row, columns) for row in rows)], left=(0,))
 
 
@@ -64,6 +68,7 @@ def _cells(row: Row, columns: list[tuple[str, str, str]]) -> list[str]:
     for _, figure, form in columns:
         cells.append(show(row[figure], form, figure in SPREAD))
         if figure == "difference":
+            cells += [format(row["tests"][name], own) if row["tests"] else "-" for name, own in TESTS.values()]
             chances = [row["seeds"][seed].get("p") for seed in row["done"]]
             cells.append(" ".join(format(p, ".3f") for p in chances if p is not None))
     return [cell or "-" for cell in cells]
@@ -98,7 +103,7 @@ def _notes(rows: list[Row], facts: dict[str, str]) -> str:
         "the same seed; p: paired bootstrap against it; source gain: increase of the loss with another sentence's "
         "source, in nats per sub-word (0: source ignored); step, decoding: measured during the runs, next to other "
         "runs; gradient: ratio of the gradient norms of first and last layer, median over training; between: share of "
-        "the last layer's variance between positions." + weak,
+        "the last layer's variance between positions." + _tests(rows) + weak,
         f"BLEU: {facts['signature'] or '-'}" + (f"; bootstrap: {facts['bootstrap']}" if facts["bootstrap"] else ""),
     ]
     lines += [f"{row['system']}: {row['command']}" for row in rows]
@@ -114,14 +119,27 @@ def _notes(rows: list[Row], facts: dict[str, str]) -> str:
     return "\n\n".join([*lines[:3], "\n".join(f"- {line}" for line in lines[3:])])
 
 
+def _tests(rows: list[Row]) -> str:
+    """Describe the tests over seeds and the parts of the test set, if there are any."""
+    margins = [f"{row['tests']['margin']:g}" for row in rows if row["tests"]]
+    text = " Over seeds (Student's t): ± 95 %: half of the confidence interval of the difference; p: of no difference; "
+    text = f"{text}p equal: of a difference of {margins[0]} BLEU or more (two one-sided tests)." if margins else ""
+    half = " BLEU, chrF and tests: reporting half of the test set." if f"bleu {REPORTING}" in rows[0] else ""
+    return text + half
+
+
 def _csv(rows: list[Row]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     parts = ("mean", "min", "max", "std")
-    names = [figure if part == "mean" else f"{figure}_{part}" for figure in FIGURES for part in parts]
-    writer.writerow(["system", "command", "parameters", "seeds_done", "seeds_failed", *names, "p"])
+    measured = [*FIGURES, *(name for name in rows[0] if name.startswith(("bleu ", "chrf ")))]
+    names = [figure if part == "mean" else f"{figure}_{part}" for figure in measured for part in parts]
+    tests = [name for name, _ in TESTS.values()]
+    head = ["system", "command", "parameters", "seeds_done", "seeds_failed", *names]
+    writer.writerow([*head, *(f"difference_{name}" for name in tests), "p"])
     for row in rows:
-        figures = [(row[figure] or {}).get(part) for figure in FIGURES for part in parts]
+        figures = [(row[figure] or {}).get(part) for figure in measured for part in parts]
+        figures += [row["tests"].get(name) for name in tests]
         chances = " ".join(str(row["seeds"][seed]["p"]) for seed in row["done"] if "p" in row["seeds"][seed])
         done, failed = (" ".join(map(str, row[key])) for key in ("done", "failed"))
         writer.writerow([row["system"], row["command"], row["parameters"], done, failed, *figures, chances])
