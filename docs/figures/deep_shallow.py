@@ -7,43 +7,54 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "results")]
 
-from figures import speeds, values  # noqa: E402
+from figures import half_width, runs, speeds, values  # noqa: E402
 
 from fairseq_deep.tools.pictures import COLOURS, new_figure, save_figure  # noqa: E402
 
-SYSTEMS = {  # label of the scores: test and name of the speeds, and name in the picture
-    "6+6 plain": ("real", "ours", "6 + 6, plain"),
-    "6+6 modern": ("real-modern", "modern6", "6 + 6, transformer_modern"),
-    "12+1 modern": ("real", "modern", "12 + 1, transformer_modern"),
-    "12+1 CompleteP": ("real", "cp", "12 + 1, CompleteP"),
-    "12+1 plain": ("real", "plain", "12 + 1, plain"),
+SCORES = "deep-shallow"
+SYSTEMS = {  # name: system of the scores, test and system of the speeds
+    "6 + 6, stock fairseq": ("6+6 plain", "real", "stock"),
+    "6 + 6, CTranslate2": ("6+6 plain", "real", "ctranslate2"),
+    "6 + 6, plain": ("6+6 plain", "real", "ours"),
+    "6 + 6, transformer_modern": ("6+6 modern", "real-modern", "modern6"),
+    "12 + 1, transformer_modern": ("12+1 modern", "real", "modern"),
+    "12 + 1, CompleteP": ("12+1 CompleteP", "real", "cp"),
+    "12 + 1, plain": ("12+1 plain", "real", "plain"),
 }
-STYLE = {"textcoords": "offset points", "fontsize": 9}
+COLOUR = dict(zip(SYSTEMS, ("#000000", "#777777", *COLOURS)))
+PANELS = {"batches of 32 sentences": "", "one sentence at a time": "-one"}  # title: end of the test's name
+
+
+def draw_panel(axes, title, end):
+    """Draw a line per system from its speed in fp32 to its speed in int8, with 95 % intervals of its BLEU."""
+    for name, (system, test, decoder) in SYSTEMS.items():
+        found = [speeds(test + end).get(decoder + kind) for kind in ("", "-int8")]
+        if system not in runs(SCORES) or not any(found):
+            continue
+        bleu = values(SCORES, system, "bleu")
+        for speed, marker in zip(found, "os"):
+            if speed:
+                axes.errorbar(speed["sentences_per_second"], statistics.fmean(bleu), yerr=half_width(bleu) or None,
+                              fmt=marker, color=COLOUR[name], capsize=3, lw=1)  # fmt: skip
+        shown = [speed["sentences_per_second"] for speed in found if speed]
+        axes.plot(shown, [statistics.fmean(bleu)] * len(shown), color=COLOUR[name], lw=1.2, label=name)
+    axes.set(title=title, xlabel="sentences per second, one thread")
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
 
 
 def draw(path):
-    """A line per system from its speed in fp32 to its speed in int8; bars are the range over seeds."""
-    figure = new_figure(7.2, 3.8)
-    axes = figure.subplots()
-    for place, (label, (test, system, name)) in enumerate(SYSTEMS.items()):
-        bleu = values("deep-shallow", label, "bleu")
-        mean = statistics.fmean(bleu)
-        found = [speeds(test)[system + kind]["sentences_per_second"] for kind in ("", "-int8")]
-        axes.errorbar(found, [mean] * 2, yerr=[[mean - min(bleu)] * 2, [max(bleu) - mean] * 2], color=COLOURS[place],
-                      capsize=3, lw=1.2)  # fmt: skip
-        for speed, marker in zip(found, "os"):
-            axes.plot(speed, mean, marker, color=COLOURS[place])
-        axes.annotate(name, (sum(found) / 2, mean), (0, -16), ha="center", color=COLOURS[place], **STYLE)
-    stock = speeds("real")["stock"]["sentences_per_second"]
-    score = statistics.fmean(values("deep-shallow", "6+6 plain", "bleu"))
-    axes.plot(stock, score, "o", color="#000000")
-    axes.annotate("6 + 6 in\nstock fairseq", (stock, score), (0, -28), ha="center", **STYLE)
-    for marker, name in zip("os", ("fp32", "int8")):
-        axes.plot([], [], marker, color="#777777", label=name)
-    axes.set(xlabel="sentences per second, one thread", ylabel="BLEU", xlim=(0, 1800), ylim=(26, 37))
-    axes.grid(alpha=0.25)
-    axes.set_axisbelow(True)
-    axes.legend(loc="lower left", fontsize=8, frameon=False)
+    """Draw a panel for batches and one for single sentences."""
+    figure = new_figure(9.6, 4.2)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (title, end) in zip(panels, PANELS.items()):
+        draw_panel(axes, title, end)
+    panels[0].set_ylabel("BLEU (bars: 95 % interval; none: one seed)")
+    kinds = zip("os", ("fp32", "int8"))
+    marks = [panels[0].plot([], [], marker, color="#777777", label=kind)[0] for marker, kind in kinds]
+    lines = [line for line in panels[0].get_lines() if line.get_label() in SYSTEMS]
+    figure.legend(handles=[*marks, *lines], loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     save_figure(figure, path)
 
 
