@@ -59,7 +59,7 @@ def test_all_commands_know_a_method_of_an_installed_package(install, small, tmp_
     ):  # fmt: skip
         assert main([str(word) for word in words]) == 0, words
     told = capsys.readouterr().out
-    assert "--mine-weight" in told and re.search(r"plugin mine \(my-methods\) +ok", told)
+    assert "--mine-weight" in told and re.search(r"plugins +ok +mine \(my-methods\)", told)
     assert "unusual  cannot build" not in told
     translation = told.splitlines()[-1]
     alone = [sys.executable, ROOT / "tests/helpers/runtime_alone.py", "translate", package, "--input", line, "--cpu"]
@@ -70,8 +70,8 @@ def test_all_commands_know_a_method_of_an_installed_package(install, small, tmp_
 def test_a_broken_plugin_is_reported_and_the_rest_works(install, caplog):
     install("raise ValueError('broken')")
     assert "cannot import the plugin mine (my-methods): broken; correct or uninstall it" in caplog.text
-    check = next(doctor._methods())
-    assert (check.name, check.state, check.reason) == ("plugin mine (my-methods)", "FAIL", "broken")
+    check = doctor.Row("plugins", doctor._plugins).run()
+    assert (check.state, check.reason) == ("FAIL", "mine (my-methods): broken")
 
 
 @pytest.mark.parametrize("name, flag, words", [
