@@ -1,7 +1,7 @@
 """inspect a checkpoint, an archive, a data directory or a packaged model, and report unusual content
 
-The command never runs code from the file: it follows the instructions of a pickle with inert placeholders, and searches
-weights for NaN and Inf. A packaged model has no pickle: it is read, and its checksums are verified. Exit code 0:
+The command never runs code from the file: fairseq's safe loader reads it, and rejects names that could. Weights are
+searched for NaN and Inf. A packaged model has no pickle: it is read, and its checksums are verified. Exit code 0:
 nothing unusual, 1: something is unusual or cannot be inspected, 2: unreadable.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from fairseq_deep.errors import UsageError, one_line, printable
 from fairseq_deep.tools.checkpoints import check_fairseq, model_flags
-from fairseq_deep.tools.structure import Weight, read_pickle, read_structure
+from fairseq_deep.tools.structure import names_in_pickle, read_structure
 from fairseq_deep.tools.tables import format_table
 
 _LONGEST = 4000
@@ -100,22 +100,25 @@ def describe(path: str) -> tuple[list[tuple[str, str]], list[str]]:
 
 def _checkpoint(stream: BinaryIO) -> tuple[str, list[tuple[str, str]], list[str]]:
     """Return kind and content of a checkpoint, and a list of unusual findings."""
+    import torch
     from fairseq import safe_settings
 
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     zipped = stream.read(4) == _ZIP
     stream.seek(0)
-    state, asked, problems = read_structure(stream, zipped)
+    state, refused, problems = read_structure(stream, zipped)
     kind, rows = f"checkpoint, {size:,} bytes, {'zip' if zipped else 'pickle'} of torch.save", []
-    problems += [f"contains {name}, which could run code: fairseq rejects it" for name in sorted(asked)]
+    problems += [f"contains {name}, which could run code: fairseq rejects it" for name in refused]
+    if state is None and problems:
+        return kind, rows, problems
     if not isinstance(state, dict):
         return kind, rows, [*problems, f"it is a {type(state).__name__}, not the dictionary that fairseq saves"]
     model = state.get("model")
     if isinstance(model, dict):
-        weights = [value for value in model.values() if isinstance(value, Weight)]
-        rows.append(("model", f"{_name(state)}, {len(weights)} tensors, {sum(w.size for w in weights):,} values"))
-        others = [name for name, value in model.items() if not isinstance(value, Weight)]
+        weights = [value for value in model.values() if torch.is_tensor(value)]
+        rows.append(("model", f"{_name(state)}, {len(weights)} tensors, {sum(w.numel() for w in weights):,} values"))
+        others = [name for name, value in model.items() if not torch.is_tensor(value)]
         if others:
             problems.append(f"{len(others):,} parts of the model are not tensors, such as {others[0]}")
     if not model:
@@ -200,8 +203,8 @@ def _member(opened: Any, name: str) -> list[str] | None:
         return None
     opened.seek(0)
     with contextlib.suppress(Exception):  # text that is not a pickle, such as a dictionary
-        _, asked = read_pickle(opened)
-        return [f"contains {each}, which could run code: fairseq rejects it" for each in sorted(asked)]
+        found = sorted(names_in_pickle(opened))
+        return [f"contains {each}, which could run code: fairseq rejects it" for each in found]
     return []
 
 
