@@ -188,15 +188,15 @@ def cell(found):
     if "no" in found:
         return "no"
     word = "folded" if found.get("folded") else "yes"
-    kind = f"{found['class']}, " if found.get("class") else ""
-    return f"{word} ({kind}{found['difference']:.0e})" if found["difference"] else f"{word} (equal)"
+    return f"{word} ({found['class']})" if found.get("class") else word
 
 
 def table(record):
-    """The table of the page, in Markdown."""
-    lines = ["| " + " | ".join(HEADS.values()) + " |", "|" + "---|" * len(HEADS)]
+    """The table of the page, in Markdown: the forms that lack some method."""
+    some = [target for target in list(HEADS)[1:] if any("no" in found[target] for found in record["systems"].values())]
+    lines = ["| " + " | ".join(map(HEADS.get, ("method", *some))) + " |", "|" + "---|" * (1 + len(some))]
     for name, found in record["systems"].items():
-        lines.append("| " + " | ".join([name, *(cell(found[target]) for target in list(HEADS)[1:])]) + " |")
+        lines.append("| " + " | ".join([name, *(cell(found[target]) for target in some)]) + " |")
     return "\n".join(lines)
 
 
