@@ -80,12 +80,6 @@ class Plan:
         check_start(self)
         for plan in ([self.of_seed(seed) for seed in self.seed_list] or [self]) if resumes else ():
             plan._check_changed()
-        if options.same_text not in ("", self.keys[3]):
-            folder = os.path.dirname(self.exp)
-            _check_version(options.same_text, folder)
-            raise UsageError(
-                f"the runs in {folder} were trained on other data or other sub-words: use another --exp"
-            )
         return self
 
     def of_seed(self, seed: int) -> Plan:

@@ -158,7 +158,7 @@ def test_two_systems_with_two_seeds_killed_on_the_way(tools, stubs, corpus, tmp_
     again = compare(tools, *given, flags=flags)
     assert again.returncode == 0, again.stderr
     assert (exp / "table.md").read_text() == table
-    assert recipes.programs(stubs) == ["fairseq-deep diagnose"], "of the checkpoint that is none, once more"
+    assert recipes.programs(stubs) == []
 
 
 def test_without_translations_the_losses_are_compared(tools, stubs, corpus, tmp_path):
@@ -432,18 +432,17 @@ def test_other_data_are_refused_before_the_text_is_touched(
     recipes.write_pairs(corpus, valid=[("new", "neu")] * 3)
     status, printed = call(*given, dry_run="false")
     done = SimpleNamespace(returncode=status, stderr=printed.err)
-    recipes.assert_refused(done, "exp were trained on other data", status=2)
+    recipes.assert_refused(done, "exp was begun with another value of the hash of the text: ", status=2)
     others = (*given[:-1], "rnn_6l")  # a system that is not there yet must not have them, either
     status, printed = call(*others)
-    recipes.assert_refused(SimpleNamespace(returncode=status, stderr=printed.err), "trained on other data", status=2)
+    recipes.assert_refused(SimpleNamespace(returncode=status, stderr=printed.err), "the hash of the text", status=2)
     assert text.read_text() == before and not (tmp_path / "exp/runs/rnn_6l").exists()
-    shutil.copytree(tmp_path / "exp/runs/lstm_6l", tmp_path / "exp/runs/old")
-    noted = tmp_path / "exp/runs/old/seed1/trained-with.txt"
-    lines = noted.read_text().splitlines()
-    noted.write_text("\n".join([*lines[:2], "another", *lines[3:]]) + "\n")
+    conditions = json.loads((tmp_path / "exp/conditions.json").read_text())
+    del conditions["the hash of the text"]  # as begun by version 0.3
+    write_json(str(tmp_path / "exp/conditions.json"), conditions)
     status, printed = call(*given)
     done = SimpleNamespace(returncode=status, stderr=printed.err)
-    recipes.assert_refused(done, "lstm_6l/seed1", "old/seed1 were trained on different text", status=2)
+    recipes.assert_refused(done, "lstm_6l/seed1 has a model trained on other data", status=2)
 
 
 LINES = {"ref": [f"the number {n} is on line {n * n} of this text" for n in range(60)]}
@@ -501,7 +500,6 @@ def finished(modules, tmp_path):
                 continue
             kind = "bad" if system.label == "worse" else "good"
             write_run(Path(run.folder), kind, [9 + seed, 7 + seed, 8 + seed], 1000 * len(system.label))
-            Path(run.folder, "finished.json").write_text(json.dumps({"seconds": 10 * seed}))
             Path(run.folder, ".done.7").write_text("key\n")
     failed = Path(runs[7].folder)
     failed.mkdir(parents=True)
@@ -636,15 +634,6 @@ def test_losses_at_equal_time(modules):
     modules.results.add_equal_time([])
 
 
-def test_the_estimate_knows_systems_from_their_other_seeds(finished, modules):
-    _, runs = finished
-    todo = [runs[7], runs[8]]  # of "worse", whose first seed took 10 s
-    assert modules.trainings.estimate(runs, todo) == pytest.approx(20)
-    new = modules.trainings.Run(SimpleNamespace(label="new"), 1, plan("/nowhere"))
-    assert modules.trainings.estimate(runs, [new]) == pytest.approx((2 * 60 + 10) / 7)
-    assert modules.trainings.estimate([new], [new]) is None
-
-
 def test_a_second_command_in_the_same_folder_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("RECIPE_PATIENCE", "0")
     for _ in range(2):
@@ -663,7 +652,7 @@ def test_what_more_updates_would_average_is_kept(modules, tmp_path, average, kep
         (tmp_path / "checkpoints" / name).touch()
     system = SimpleNamespace(label="a", ours=True)
     run = modules.trainings.Run(system, 1, plan(tmp_path, average=average))
-    run.finish(1.0)
+    run.prune()
     (tmp_path / ".done.7").write_text("key\n")
     assert not run.is_done(), "without its figures it is to be done again"
     (tmp_path / "RESULT.json").touch()
@@ -677,41 +666,46 @@ def work(modules, folder, *runs):
         return asyncio.run(modules.trainings.Trainings(running, runs, args).work())
 
 
-@pytest.mark.parametrize("trained", [False, True])
-def test_the_worth_of_the_source_is_not_an_older_models(modules, tmp_path, tools, monkeypatch, capsys, trained):
+def stub_stages(modules, monkeypatch, stages):
+    """Let the runs of a queue have the stages *stages*, a function of their plan and log."""
+
+    async def run_stages(self, *_):
+        stages(self.plan, self.out)
+
+    def report(runner):
+        Path(runner.plan.exp, "RESULT.json").touch()
+        return {"valid_ppl": 2.0}
+
+    monkeypatch.setattr(modules.trainings.Runner, "run_stages", run_stages)
+    monkeypatch.setattr(modules.trainings, "report_result", report)
+    monkeypatch.setattr(modules.trainings, "link_text", lambda *_: None)
+
+
+def make_run(modules, folder, **system):
+    for name in ("checkpoints", "logs"):
+        (folder / name).mkdir(parents=True)
+    (folder / ".done.7").write_text("key\n")
+    run_plan = plan(folder)
+    run_plan.options.dry_run, run_plan.path = False, lambda *parts: str(folder.joinpath(*parts))
+    return modules.trainings.Run(SimpleNamespace(label=folder.name, **system), 1, run_plan)
+
+
+def test_the_worth_of_the_source_is_not_an_older_models(modules, tmp_path, tools, monkeypatch, capsys):
     """A ``diagnose`` that fails leaves nothing, also where there was a figure before more updates."""
     recipes.write_program(tools / "fairseq-deep", "exit 1")
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "diagnose.json").write_text('{"models": []}')
-    run = modules.trainings.Run(SimpleNamespace(label="a", ours=True), 1, plan(tmp_path))
-    monkeypatch.setattr(run, "is_done", lambda: True)
-    run.begun = time.time() if trained else None
-    assert work(modules, tmp_path, run) == []
-    assert (tmp_path / "diagnose.json").exists() != trained
-    assert ("a seed 1: diagnose failed, " in capsys.readouterr().out) == trained
+    stub_stages(modules, monkeypatch, lambda *_: None)
+    run = make_run(modules, tmp_path / "a", ours=True)
+    (tmp_path / "a/diagnose.json").write_text('{"models": []}')
+    assert work(modules, tmp_path, run) == [] and run.is_done()
+    assert not (tmp_path / "a/diagnose.json").exists() and "a seed 1: diagnose failed, " in capsys.readouterr().out
 
 
 def test_a_full_disk_fails_one_run_and_not_the_queue(modules, tmp_path, monkeypatch):
     """The log of the first run cannot be written; the second one finishes."""
-
-    class Runner:
-        def __init__(self, plan, running, log, display, environment):
-            self.log = log
-
-        async def run_stages(self, *_):
-            print("epoch", file=self.log, flush=True)
-
-    monkeypatch.setattr(modules.trainings, "Runner", Runner)
-    monkeypatch.setattr(modules.trainings, "report_result", lambda runner: None)
-    monkeypatch.setattr(modules.trainings, "link_text", lambda *_: None)
-    systems = [SimpleNamespace(label=name, ours=False) for name in "ab"]
-    runs = [modules.trainings.Run(system, 1, plan(tmp_path / system.label)) for system in systems]
-    for run in runs:
-        (tmp_path / run.system.label / "checkpoints").mkdir(parents=True)
+    stub_stages(modules, monkeypatch, lambda _, log: print("epoch", file=log, flush=True))
+    runs = [make_run(modules, tmp_path / name, ours=False) for name in "ab"]
     (tmp_path / "a/recipe.log").symlink_to("/dev/full")
-    (tmp_path / "b/RESULT.json").write_text('{"valid_ppl": 2.0}')
-    (tmp_path / "b/.done.7").write_text("key\n")
     assert work(modules, tmp_path, *runs) == ["a seed 1"]
     assert "No space left on device" in runs[0].reason() and runs[1].is_done()
 
@@ -729,8 +723,7 @@ def test_torn_lines_of_a_training_are_left_out(finished, modules):
     whole = result_line(str(folder), seed=1)
     (folder / "train.jsonl").write_text((folder / "train.jsonl").read_text() + '{"kind": "valid", "valid_num_up')
     assert result_line(str(folder), seed=1) == whole
-    limits = {"--max-epoch": "", "--max-update": "", "--stop-time-hours": ""}
-    train = watch.Train(str(folder / "train.jsonl"), limits)
+    train = watch.Train(str(folder), (0, 0, 0))
     train.note("session", {"commit": "x"})
     train.finish(True)
     assert json.loads((folder / "train.jsonl").read_text().splitlines()[-1])["commit"] == "x"

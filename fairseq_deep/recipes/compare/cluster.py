@@ -8,7 +8,6 @@ still queued, and submits missing runs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import logging
 import os
@@ -189,8 +188,7 @@ class Cluster:
         except submitit.core.utils.FailedJobError as error:
             raise UsageError(f"--launcher slurm: {_words(str(error))}; correct --slurm") from error
         for job, run in zip(jobs, runs):
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(run.failure)
+            run.forget_failure()
             os.makedirs(run.folder, exist_ok=True)
             write_json(self._record(run), {"job": job.job_id})
             waiting[job.job_id] = run

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import glob
 import os
 import shlex
-import sys
-from collections.abc import Callable
 from typing import Any
 
 from fairseq_deep.errors import UsageError
@@ -28,15 +25,9 @@ from .options import Compare, check_options, conditions, load_size, resolve, res
 from .systems import System, check, check_unchanged, read_systems
 from .trainings import Run, Trainings
 
-Work = Callable[[list[Run]], list[str]]
-"""Trains runs, and returns the names of failed ones."""
-
 FAILED = 3  # exit status if some training runs failed; 1 is the status of unexpected errors
 SEARCH_FAILED = 4  # exit status if runs of the search for learning rates failed; there is no table
-
-
-class Failed(UsageError):
-    """Some training runs failed; the others are in the table."""
+TEXT = "the hash of the text"  # a condition
 
 
 def check_conditions(exp: str, old: dict[str, Any], now: dict[str, Any], flags: list[list[str]]) -> None:
@@ -45,6 +36,8 @@ def check_conditions(exp: str, old: dict[str, Any], now: dict[str, Any], flags: 
     for name in [*now, *old] if old else []:
         before, after = old.get(name), now.get(name)
         if str(before).lower() == str(after).lower():  # version 0.3 recorded words of the command line
+            continue
+        if name == TEXT and None in (before, after):  # of version 0.3, or with --table-only
             continue
         if name == "--updates" and before < after and not planned:
             continue
@@ -68,24 +61,7 @@ def shared_flags(args: Compare) -> tuple[list[str], int]:
     return flags + args.extra + args.schedule, every
 
 
-def text_of(exp: str) -> str:
-    """Return the recipe's hash of the text of all runs in *exp*; empty before the first checkpoint."""
-    found: dict[str, str] = {}
-    for path in sorted(glob.glob(os.path.join(glob.escape(exp), "runs", "*", "seed*", "trained-with.txt"))):
-        folder = os.path.dirname(path)
-        ends = (os.path.join("checkpoints", "checkpoint_last.pt"), "finished.json")
-        if any(os.path.exists(os.path.join(folder, name)) for name in ends):
-            with open(path, encoding="utf-8") as stream:
-                found.setdefault("".join(stream.read().splitlines()[2:3]), folder)
-    if len(found) > 1:
-        one, other = list(found.values())[:2]
-        raise UsageError(f"{one} and {other} were trained on different text: delete one, or use another --exp")
-    return next(iter(found), "")
-
-
-def plan_runs(
-    args: Compare, systems: list[System], flags: list[str], every: int, tuned: bool = True
-) -> list[Run]:
+def plan_runs(args: Compare, systems: list[System], flags: list[str], every: int, tuned: bool = True) -> list[Run]:
     """Return all runs: all systems with the first seed, then all systems with the second, and so on.
 
     Args:
@@ -101,17 +77,14 @@ def plan_runs(
     return runs
 
 
-def without_systems(args: Compare, systems: list[System], flags: list[str]) -> list[str]:
-    """Return the fairseq-train command without flags of a system, and reject another text than the runs'."""
-    text, folder = "" if args.table_only else text_of(args.exp), os.path.join(args.exp, "shared")
-    options = args.run(systems[0].arch, folder, args.seed_list[0], flags, same_text=text)
-    return Plan(options).resolve().train_command
+def plan_search(args: Compare, systems: list[System]) -> list[Run]:
+    """Return the runs of a search for learning rates, in its directory ``args.exp``."""
+    check_unchanged(systems, os.path.join(args.exp, "runs"))
+    return plan_runs(args, systems, *shared_flags(args))
 
 
-def prepare_text(engine: Engine, args: Compare, systems: list[System], flags: list[str]) -> None:
+def prepare_text(engine: Engine, plan: Plan) -> None:
     """Run set-up and text preparation once for all runs; each run links the result into its directory."""
-    options = args.run(systems[0].arch, os.path.join(args.exp, "shared"), 1, flags, stop_stage=3)
-    plan = Plan(options).resolve()
     os.makedirs(plan.path("logs"), exist_ok=True)
     try:
         asyncio.run(Runner(plan, engine).run_stages(STAGES, 0, 3))
@@ -161,20 +134,8 @@ def report_depth(folder: str, rows: list[dict[str, Any]], searched: int | None) 
         picture.draw_depths(complete, os.path.join(folder, "depth.png"))
 
 
-def tuner(args: Compare, base: list[str], work: Work | None) -> tune.Tuner:
-    """Return the search for learning rates; *work* trains runs, or is None."""
-
-    def make(own: Compare, systems: list[System]) -> list[Run]:
-        remember = check_unchanged(systems, os.path.join(own.exp, "runs"))
-        if work:
-            remember()
-        return plan_runs(own, systems, *shared_flags(own))
-
-    return tune.Tuner(args, make, work, tune.rate_of(flags_of(base), "-- --lr"))
-
-
 def show_plan(args: Compare, systems: list[System], runs: list[Run]) -> None:
-    """Print the systems, the number of runs and the warm-up."""
+    """Print the systems, the number of runs and the warm-up; in a dry run, also the training commands."""
     todo = [run for run in runs if not run.is_done()]
     width = max(len(system.label) for system in systems)
     for system in systems:
@@ -191,10 +152,8 @@ def show_plan(args: Compare, systems: list[System], runs: list[Run]) -> None:
         note = ends_in_warmup(run.plan)
         if note:
             print(f"warning: {run.system.label}: {note}", flush=True)
-
-
-def show_commands(args: Compare, systems: list[System], runs: list[Run]) -> None:
-    """Print the training command of each system."""
+    if not args.dry_run:
+        return
     if args.tune != "none":
         print(f"first the learning rates: {len(systems)} systems x 3 rates or more, {args.tune_updates:,} updates "
               f"each, seed {args.tune_seed}")  # fmt: skip
@@ -206,56 +165,60 @@ def work(args: Compare) -> None:
     """Run a comparison.
 
     Raises:
-        Failed: some training runs failed
+        StageFailed: some training runs failed
     """
     resolve(args)
-    old = read_json(os.path.join(args.exp, "conditions.json"))
+    place = os.path.join(args.exp, "conditions.json")
+    old = read_json(place)
     resolve_schedule(args, old)
-    now = conditions(args)
     systems, flags = read_systems(args.arguments, args.systems), shared_flags(args)
+    shared = os.path.join(args.exp, "shared")
+    text = Plan(args.run(systems[0].arch, shared, args.seed_list[0], flags[0], stop_stage=3)).resolve()
+    now = {**conditions(args), **({} if args.table_only else {TEXT: text.keys[3]})}
     check_conditions(args.exp, old, now, [[*args.extra, *system.flags] for system in systems])
     systems = depth.expand(systems, args.depth_list) if args.depth_list else systems
-    base = without_systems(args, systems, flags[0])
-    check(systems, base, args.width)
-    tuning = args.tune != "none"
-    if tuning:
-        tuner(args, base, None).check(systems)
-        if args.table_only:
-            systems = tuner(args, base, None).choose(systems)
-    tuned = not tuning or args.table_only
-    remember = check_unchanged(systems, os.path.join(args.exp, "runs")) if tuned else None
+    check(systems, text.train_command, args.width)
+    search = None
+    if args.tune != "none":
+        search = tune.Tuner(args, plan_search, None, tune.rate_of(flags_of(text.train_command), "-- --lr"))
+        search.check(systems)
+        systems = search.choose(systems) if args.table_only else systems
+    folder, tuned = os.path.join(args.exp, "runs"), not search or args.table_only
+    if tuned:
+        check_unchanged(systems, folder)
     runs = plan_runs(args, systems, *flags, tuned=tuned)
-    show_plan(args, systems, runs)
     if args.launcher == "slurm" and not args.table_only:
         cluster.check(args)
+    show_plan(args, systems, runs)
     if args.dry_run:
-        show_commands(args, systems, runs)
         return
     if args.table_only:
         report(args, systems, runs)
         return
     with Engine() as engine:
         engine.take_lock(args.exp)
-        write_json(os.path.join(args.exp, "conditions.json"), now)
-        prepare_text(engine, args, systems, flags[0])
+        prepare_text(engine, text)
+        write_json(place, now)
 
         def train(runs: list[Run]) -> list[str]:
+            for run in runs:
+                run.system.record(os.path.dirname(run.folder))
             if args.launcher == "slurm":
                 return cluster.Cluster(runs, args).work()
             return asyncio.run(Trainings(engine, runs, args).work())
 
-        if tuning:
-            systems = tuner(args, base, train).choose(systems)
+        if search:
+            search.work = train
+            systems = search.choose(systems)
             print("\n".join(map(tune.describe, systems)), flush=True)
-        remember = remember or check_unchanged(systems, os.path.join(args.exp, "runs"))
-        remember()
-        runs = plan_runs(args, systems, *flags)
+            check_unchanged(systems, folder)
+            runs = plan_runs(args, systems, *flags)
         failed = train(runs)
         report(args, systems, runs)
     if failed:
-        raise Failed(
-            f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; the same command retries them"
-        )
+        names = ", ".join(failed)
+        raise StageFailed(f"error: {len(failed)} of {len(runs)} runs failed: {names}; the same command retries them",
+                          FAILED)  # fmt: skip
 
 
 def main(script: str, words: list[str]) -> int:
@@ -268,11 +231,9 @@ def main(script: str, words: list[str]) -> int:
     check_options(options)
     try:
         work(options)
-        return 0
     except Stopped:
         jobs = "; the jobs continue (scancel ends them)" if options.launcher == "slurm" else ""
-        print(f"stopped{jobs}; to resume, run the same command again", file=sys.stderr)
-        return 130
-    except (Failed, tune.SearchFailed) as problem:
-        print(f"error: {problem.message}", file=sys.stderr)
-        return FAILED if isinstance(problem, Failed) else SEARCH_FAILED
+        raise StageFailed(f"stopped{jobs}; to resume, run the same command again", 130) from None
+    except tune.SearchFailed as problem:
+        raise StageFailed(f"error: {problem.message}", SEARCH_FAILED) from None
+    return 0

@@ -36,7 +36,7 @@ from . import depth
 SIZE = "; auto: as in the size"
 NOT_SHARED = ("against", "arch", "arch_known", "average_updates", "checksums", "corpus", "cpu_processes", "data_lines",
               "data_sha256", "data_url", "download_max_words", "job_updates", "master", "multilingual", "nnodes",
-              "node_rank", "same_text", "seed", "show_config", "smoke", "stage", "start_from", "stop_stage", "subsets",
+              "node_rank", "seed", "show_config", "smoke", "stage", "start_from", "stop_stage", "subsets",
               "task", "temperature", "wait_hours")  # fmt: skip
 """Options of a recipe that a comparison sets itself, or does not have."""
 
@@ -123,8 +123,7 @@ class Compare(Recipe):
         return options
 
 
-# width, heads, updates, epochs to average
-SIZES = {"mini": (128, 4, 2000, 1), "base": (512, 8, 15000, 3)}
+SIZES = {"mini": (128, 4, 2000, 1), "base": (512, 8, 15000, 3)}  # width, heads, updates, epochs to average
 SCALES = "the scales of warm-up and search"
 CONDITIONS = ("conf", "source_lang", "target_lang", "average", "updates", "width", "heads")
 """Options that are always recorded; the others if they are given."""

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import types
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +16,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.changes import fit_schedule
 from fairseq_deep.recipes.record import read_json, write_json
 
+RECORD = "system.json"
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
 # options that may differ between systems, in addition to flags of the model, the optimizer and the scheduler
 OWN = {
@@ -28,7 +28,7 @@ OWN = {
 }  # fmt: skip
 # flags of models that change the data or the shared embeddings
 SHARED = {
-    "share_all_embeddings", "share_decoder_input_output_embed", "max_source_positions", "max_target_positions", "help",
+    "share_all_embeddings", "share_decoder_input_output_embed", "max_source_positions", "max_target_positions",
 }  # fmt: skip
 
 
@@ -59,7 +59,15 @@ class System:
 
     @property
     def text(self) -> str:
+        """The system as a user writes it."""
         return " ".join([self.arch, *map(shlex.quote, self.flags)])
+
+    def record(self, folder: str) -> None:
+        """Record the system in the directory of its runs, unless an earlier command has done so."""
+        path = os.path.join(folder, RECORD)
+        if not os.path.exists(path):
+            os.makedirs(folder, exist_ok=True)
+            write_json(path, {"system": self.text, "settings": self.settings})
 
 
 def read_systems(words: list[str], path: str) -> list[System]:
@@ -142,6 +150,9 @@ def check(systems: list[System], command: list[str], width: int) -> None:
 
 
 def _check_one(system: System, base: list[str], width: int) -> None:
+    """Check a system, and set its ``sizes`` and ``settings``."""
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
     problem = None
     # models reject a feed-forward width for stacks without feed-forward sub-layers
     for sides in (("encoder", "decoder"), ("encoder",), ("decoder",), ()) if width else ((),):
@@ -153,19 +164,19 @@ def _check_one(system: System, base: list[str], width: int) -> None:
             problem = error
             continue
         _check_equal(parse_flags(base), with_own)
-        system.sizes, system.settings = sizes, _model_settings(system.arch, with_own)
+        names = _names(ARCH_MODEL_REGISTRY[system.arch]) - {"log_depth_interval"}  # depends on the number of updates
+        system.sizes = sizes
+        system.settings = {name: getattr(with_own, name) for name in sorted(names) if hasattr(with_own, name)}
         return
     raise problem
 
 
-def _model_settings(arch: str, args: argparse.Namespace) -> dict[str, Any]:
-    from fairseq.models import ARCH_MODEL_REGISTRY
-
-    parser = argparse.ArgumentParser()
-    ARCH_MODEL_REGISTRY[arch].add_args(parser)
-    # log_depth_interval depends on the number of updates
-    names = {action.dest for action in parser._actions} - {"help", "log_depth_interval"}
-    return {name: getattr(args, name) for name in sorted(names) if hasattr(args, name)}
+def _names(*owners: Any) -> set[str]:
+    """Return the options of models, optimizers and schedulers."""
+    parser = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
+    for owner in owners:
+        owner.add_args(parser)
+    return {action.dest for action in parser._actions}
 
 
 def parse_flags(words: list[str]) -> argparse.Namespace:
@@ -185,22 +196,17 @@ def parse_flags(words: list[str]) -> argparse.Namespace:
     return options.parse_args_and_arch(parser, list(words))
 
 
-def _own_names(args: argparse.Namespace) -> set[str]:
-    """Return the options of model, optimizer and scheduler, which may differ between systems."""
+def _check_equal(shared: argparse.Namespace, own: argparse.Namespace) -> None:
+    """Reject options that must not differ: those of neither model, optimizer nor scheduler."""
     from fairseq.models import ARCH_MODEL_REGISTRY
     from fairseq.registry import REGISTRIES
 
-    parser = argparse.ArgumentParser(conflict_handler="resolve")
-    ARCH_MODEL_REGISTRY[args.arch].add_args(parser)
-    for kind in ("optimizer", "lr_scheduler"):
-        if getattr(args, kind):
-            REGISTRIES[kind]["registry"][getattr(args, kind)].add_args(parser)
-    return {action.dest for action in parser._actions}
-
-
-def _check_equal(shared: argparse.Namespace, own: argparse.Namespace) -> None:
-    names = (vars(shared).keys() | vars(own).keys()) - OWN - (_own_names(shared) | _own_names(own)) | SHARED
-    for name in sorted(names):
+    free = set(OWN)
+    for args in (shared, own):
+        chosen = [(kind, getattr(args, kind)) for kind in ("optimizer", "lr_scheduler")]
+        owners = [REGISTRIES[kind]["registry"][name] for kind, name in chosen if name]
+        free |= _names(ARCH_MODEL_REGISTRY[args.arch], *owners)
+    for name in sorted((vars(shared).keys() | vars(own).keys()) - free | SHARED):
         if getattr(shared, name, None) != getattr(own, name, None):
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} must be the same for all systems: omit it in this one")
@@ -221,32 +227,23 @@ def _build(system: System, args: argparse.Namespace) -> None:
         DeepTransformerModel.build_model(argparse.Namespace(**vars(args)), task)
 
 
-def check_unchanged(systems: list[System], folder: str) -> Callable[[], None]:
-    """Reject a label of another system in *folder*, or changed presets; return a function that saves new systems.
+def check_unchanged(systems: list[System], folder: str) -> None:
+    """Reject a label of another system in *folder*, or changed presets.
 
     Options that exist in only one version of the package are not compared.
     """
-    fresh = []
     for system in systems:
-        path = os.path.join(folder, system.label, "system.json")
-        now, old = {"system": system.text, "settings": system.settings}, read_json(path)
-        if old and old["system"] != system.text:
+        old = read_json(os.path.join(folder, system.label, RECORD))
+        if not old:
+            continue
+        if old["system"] != system.text:
             raise UsageError(
                 f"{system.label} was '{old['system']}' in {folder}, now it is '{system.text}': give it another name"
                 f" ('LABEL={system.text}'), or use another --exp"
             )
-        before = old["settings"] if old else {}
-        for name in sorted(before.keys() & system.settings.keys()):
-            if before[name] != system.settings[name]:
+        for name, before in sorted(old["settings"].items()):
+            if before != system.settings.get(name, before):
                 raise UsageError(
-                    f"{system.label} in {folder} has {name} {before[name]}, but '{system.text}' now presets"
+                    f"{system.label} in {folder} has {name} {before}, but '{system.text}' now presets"
                     f" {system.settings[name]}: use another --exp"
                 )
-        fresh += [] if old else [(path, now)]
-
-    def save() -> None:
-        for path, note in fresh:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            write_json(path, note)
-
-    return save

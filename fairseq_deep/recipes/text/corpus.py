@@ -92,7 +92,7 @@ def write_rows(paths: Iterable[str], rows: Iterable[Row]) -> int:
     """Write each column of *rows* to its file, and return the number of rows."""
     count = 0
     with ExitStack() as opened:
-        files = [opened.enter_context(open(path, "w", encoding="utf-8")) for path in paths]
+        files = [opened.enter_context(open(path, "w", encoding="utf-8", newline="\n")) for path in paths]
         for row in rows:
             count += 1
             for stream, line in zip(files, row):

@@ -16,7 +16,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Any, NamedTuple
 
 from fairseq_deep.errors import UsageError
@@ -26,7 +26,7 @@ from fairseq_deep.tools.output_files import check_new_folder, write_text
 from ..display import Display
 from ..engine import Engine, Failed
 from ..watch import Watch
-from .corpus import find_text, read_lines
+from .corpus import Row, find_text, in_folder, read_lines, read_rows, write_rows
 
 RECORD = "distill.json"
 SIZE = "--shard-lines"
@@ -59,25 +59,14 @@ def survey(folder: str, langs: tuple[str, str]) -> Text:
         UsageError: a side is missing, is not UTF-8, or has more lines than the other
     """
     paths = tuple(find_text(folder, f"train.{lang}") for lang in langs)
-    digests, counts = [hashlib.sha256(), hashlib.sha256()], [0, 0]
-    for pair in zip_longest(*map(read_lines, paths)):
-        for side, line in enumerate(pair):
-            if line is not None:
-                digests[side].update(f"{line}\n".encode())
-                counts[side] += 1
-    if counts[0] != counts[1]:
-        raise UsageError(f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]}: give files of equal length")
-    if not counts[0]:
+    digests, lines = [hashlib.sha256(), hashlib.sha256()], 0
+    for row in read_rows(paths):
+        lines += 1
+        for digest, line in zip(digests, row):
+            digest.update(f"{line}\n".encode())
+    if not lines:
         raise UsageError(f"{paths[0]} is empty (0 lines): give a training text")
-    return Text(folder, langs, paths, counts[0], tuple(digest.hexdigest() for digest in digests))
-
-
-class Shard(NamedTuple):
-    """Lines that one process translates."""
-
-    number: int
-    sources: list[str]
-    references: list[str]
+    return Text(folder, langs, paths, lines, tuple(digest.hexdigest() for digest in digests))
 
 
 class Job:
@@ -162,9 +151,9 @@ class Job:
 
         async def work(environment: dict[str, str]) -> None:
             nonlocal rest
-            for shard in shards:
-                await self._translate(engine, words, shard, environment)
-                rest -= len(shard.sources)
+            for number, rows in shards:
+                await self._translate(engine, words, number, rows, environment)
+                rest -= len(rows)
                 display.show("distill", self.text.lines - rest, self.text.lines, "lines")
 
         with Display() as display:
@@ -177,10 +166,12 @@ class Job:
                     worker.cancel()
                 await asyncio.wait(workers)
 
-    async def _translate(self, engine: Engine, words: list[str], shard: Shard, environment: dict[str, str]) -> None:
+    async def _translate(
+        self, engine: Engine, words: list[str], number: int, rows: list[Row], environment: dict[str, str]
+    ) -> None:
         """Translate a shard; a line that is too long for the teacher keeps its reference."""
-        source, output, log = (f"{self.path_of(shard.number)}.{end}" for end in ("in", "out", "log"))
-        write_text(source, "".join(f"{line}\n" for line in shard.sources))
+        source, output, log = (f"{self.path_of(number)}.{end}" for end in ("in", "out", "log"))
+        write_text(source, "".join(f"{line}\n" for line, _ in rows))
         command = [sys.executable, "-P", "-m", "fairseq_deep", "translate", *words, "--json", "--input", source]
         try:
             await engine.run([*command, "--output", output], log, Watch.silent(), environment, accepted=(0, 1))
@@ -191,39 +182,41 @@ class Job:
             raise UsageError(f"{problem}; run the same command again to resume, with fewer --workers") from None
         with open(output, encoding="utf-8") as stream:
             found = [[each["text"] for each in json.loads(line)["translations"]] for line in stream]
-        targets = [nearest(self.text.langs[1], *pair) for pair in zip(found, shard.references)]
+        targets = [nearest(self.text.langs[1], each, reference) for each, (_, reference) in zip(found, rows)]
         content = {"targets": targets, "too_long": sum(not hypotheses for hypotheses in found)}
-        write_text(self.path_of(shard.number), json.dumps(content, ensure_ascii=False) + "\n")
+        write_text(self.path_of(number), json.dumps(content, ensure_ascii=False) + "\n")
         for path in (source, output, log):
             os.remove(path)
 
     def _lines_of(self, number: int) -> int:
         return min(self.size, self.text.lines - number * self.size)
 
-    def _shards(self, missing: set[int]) -> Iterator[Shard]:
-        pairs = zip(*map(read_lines, self.text.paths))
+    def _shards(self, missing: set[int]) -> Iterator[tuple[int, list[Row]]]:
+        """Yield the numbers of the *missing* shards, and their pairs."""
+        pairs = read_rows(self.text.paths)
         for number in range(self.count):
-            sides = list(zip(*islice(pairs, self.size)))
+            rows = [*islice(pairs, self.size)]
             if number in missing:
-                yield Shard(number, *map(list, sides))
+                yield number, rows
 
     def finish(self) -> int:
         """Assemble the output directory, and return the number of lines that were too long for the teacher."""
         folder, too_long = os.path.join(self.work, "text"), 0
-        source, target = (os.path.join(folder, f"train.{lang}") for lang in self.text.langs)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.mkdir(folder)
-        for name in _others(self.text):
-            shutil.copyfile(os.path.join(self.text.folder, name), os.path.join(folder, name))
-        with open(source, "w", encoding="utf-8", newline="\n") as stream:
-            stream.writelines(f"{line}\n" for line in read_lines(self.text.paths[0]))
-        with open(target, "w", encoding="utf-8", newline="\n") as stream:
+
+        def targets() -> Iterator[str]:
+            nonlocal too_long
             for number in range(self.count):
                 shard = self._targets_of(number)
                 if shard is None:
                     raise UsageError(f"{self.path_of(number)} is corrupt: run the same command again")
-                stream.writelines(f"{line}\n" for line in shard["targets"])
+                yield from shard["targets"]
                 too_long += shard["too_long"]
+
+        shutil.rmtree(folder, ignore_errors=True)
+        os.mkdir(folder)
+        for name in _others(self.text):
+            shutil.copyfile(os.path.join(self.text.folder, name), os.path.join(folder, name))
+        write_rows(in_folder(folder, "train", self.text.langs), zip(read_lines(self.text.paths[0]), targets()))
         sums = {name: checksum(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
         record = {"pairs": self.text.lines, "too_long": too_long, "files": sums, "settings": self.settings}
         write_text(os.path.join(folder, RECORD), json.dumps(record, indent=1) + "\n")
