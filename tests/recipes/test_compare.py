@@ -475,7 +475,8 @@ def write_run(folder, kind, losses, parameters):
     (folder / "RESULT.json").write_text(json.dumps(result))
     records = [{"kind": "train_inner", "num_updates": n, "wps": 100, "wpb": 50, "ratio_enc": n} for n in (1, 2, 6)]
     for number, loss in enumerate(losses, 1):
-        records.append({"kind": "valid", "valid_num_updates": number, "valid_loss": loss, "valid_ppl": 2**loss})
+        valid = {"epoch": 1, "valid_num_updates": number, "valid_loss": loss, "valid_ppl": 2**loss}
+        records.append({"kind": "valid", **valid})
     # what was done once more after a stop counts as it was the last time
     records.insert(0, {**records[-1], "valid_loss": 0.1})
     lines = (json.dumps({"time": 1, "session": 1, **record}) for record in records)
