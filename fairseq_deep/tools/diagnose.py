@@ -185,23 +185,8 @@ def _finite(value: Any) -> Any:
 
 def _draw(results: list[dict[str, Any]]) -> Any:
     """Draw the gradient norm by layer, with a panel per stack (Fig. 1)."""
-    figure = pictures.new_figure(8.4, 3.4 + 0.12 * len(results))
-    panels = figure.subplots(1, 2)
-    for axes, side in zip(panels, SIDES):
-        lines = [result["mean"]["gradient_norm"][side] for result in results]
-        for index, (result, norms) in enumerate(zip(results, lines)):
-            style = {"color": pictures.COLOURS[index % len(pictures.COLOURS)], "marker": "osv^Dx+"[index % 7]}
-            axes.plot(range(1, len(norms) + 1), norms, label=result["name"], markersize=3.5, linewidth=1.3, **style)
-        positive = [norm for norms in lines for norm in norms if norm > 0]
-        if positive and max(positive) > 20 * min(positive):
-            axes.set_yscale("log")
-        else:
-            axes.set_ylim(bottom=0)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_title(side, fontsize=10)
-        axes.set_xlabel("layer")
-        axes.grid(alpha=0.25)
-    panels[0].set_ylabel("gradient norm")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    return figure
+    runs = {
+        result["name"]: {side: dict(enumerate(result["mean"]["gradient_norm"][side], 1)) for side in SIDES}
+        for result in results
+    }
+    return pictures.draw_runs(runs, {f"{side} gradient norm": (None, side) for side in SIDES}, "layer")

@@ -3,7 +3,7 @@
 import io
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fairseq_deep.errors import UsageError
@@ -14,6 +14,7 @@ FORMATS = ("png", "svg", "pdf")
 # distinguishable with colour blindness (Okabe and Ito), most different first
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
+Parts = tuple[str | None, str | None]
 LOG_SCALES = ("perplexity", "gradient norm")
 LARGEST_DRAWN = 1e100  # matplotlib fails near the largest double
 
@@ -74,10 +75,15 @@ def _format(path: str) -> str:
     return os.path.splitext(path)[1][1:].lower()
 
 
-def draw_runs(runs: dict[str, Run]) -> Any:
-    """Draw a panel per measure of *runs*: thin lines for training, thick lines with points for validation."""
+def draw_runs(runs: dict[str, Run], measures: Mapping[str, Parts] = MEASURES, x: str = "updates") -> Any:
+    """Draw a panel per measure of *runs*: thin lines for training, thick lines with points for validation.
+
+    Args:
+        measures: names of both in the runs, by the name of the panel
+        x: name of the horizontal axis
+    """
     known = {part for run in runs.values() for part in run}
-    shown = {name: parts for name, parts in MEASURES.items() if known & {*parts}}
+    shown = {name: parts for name, parts in measures.items() if known & {*parts}}
     rows, columns = (len(shown) + 1) // 2, min(2, len(shown))
     figure = new_figure(4.6 * columns + 0.4, 3.1 * rows + 0.5)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
@@ -87,10 +93,12 @@ def draw_runs(runs: dict[str, Run]) -> Any:
     for axes, (name, parts) in zip(panels, shown.items()):
         handles = [_draw_curves(axes, curves, parts, index) for index, curves in enumerate(runs.values())]
         values = (value for run in runs.values() for part in parts for value in run.get(part or "", {}).values())
-        if name in LOG_SCALES and any(value > 0 for value in _drawable(values)):  # a log scale needs a positive value
+        has_positive = any(value > 0 for value in _drawable(values))  # which a log scale needs
+        if name.endswith(LOG_SCALES) and has_positive:
             axes.set_yscale("log", nonpositive="mask")
             axes.yaxis.set_major_formatter("{x:g}")
-        axes.set(xlabel="updates", ylabel=name)
+        axes.set(xlabel=x, ylabel=name)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(color="#dddddd", linewidth=0.6)
     note = "thin: training, thick: validation" if {"valid_loss", "valid_ppl"} & known else None
     figure.legend(handles, list(runs), loc="outside upper center", ncols=min(4, len(runs)), fontsize=8, frameon=False,
@@ -102,7 +110,7 @@ def _drawable(values: Iterable[float]) -> list[float]:
     return [value if abs(value) <= LARGEST_DRAWN else math.nan for value in values]
 
 
-def _draw_curves(axes: Any, curves: Run, parts: Sequence[str | None], index: int) -> Any:
+def _draw_curves(axes: Any, curves: Run, parts: Parts, index: int) -> Any:
     """Draw the curves of one run, and return the last line."""
     turn, colour = divmod(index, len(COLOURS))
     look = {"color": COLOURS[colour], "linestyle": ("-", "--", ":", "-.")[turn % 4]}

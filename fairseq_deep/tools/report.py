@@ -7,6 +7,7 @@ import argparse
 import math
 import os
 import shlex
+import statistics
 import sys
 from typing import Any
 
@@ -19,9 +20,6 @@ from fairseq_deep.tools.input_text import read_lines
 from fairseq_deep.tools.output_files import check_outputs, write_text
 
 TEMPLATE = "report.html.jinja"
-SCORES = {"sacrebleu": "sacreBLEU", "tokenised": "tokenised", "compound_split": "compound-split, tokenised"}
-TRAINING = ("arch", "seed", "updates", "epochs", "precision", "devices", "tokens_per_update", "max_tokens")
-DECODING = ("averaged", "average_updates", "beam", "lenpen")
 COMPARED = {"valid_loss": ("valid loss", ".3f"), "bleu": ("BLEU", ".2f"), "chrf": ("chrF", ".2f"),
             "step_seconds": ("seconds per update", ".3f")}  # fmt: skip
 """Columns on the page of a comparison: {name: (header, format)}."""
@@ -53,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs([output], [folder, args.generate_output], own=["report.html"])
     page = gather(folder, args.samples, args.generate_output)
     title = args.title or os.path.basename(os.path.abspath(folder))
-    write_text(output, render(title=title, **page))
+    write_text(output, render(title=title, **page, **_drawn(page["runs"])))
     print(f"{folder} -> {output}")
     return 0
 
@@ -81,11 +79,13 @@ def gather(folder: str, count: int, generated: str | None = None) -> dict[str, A
     return {
         "seeds": _result(folder, SEEDS) if seeds else {},
         "record": record,
-        "scores": _scores(record),
-        "against": _against(record),
-        "tables": _tables(record, flags),
+        "flags": sorted(flags.items()),
         "command": shlex.join(command),
-        **_curves(runs),
+        "runs": {
+            name or "this run": training_logs.read_run(path, started=True)
+            for name, place in runs.items()
+            if (path := training_logs.find_log(place))
+        },
         **(samples.choose(first, flags, count, generated) if record or generated else {}),
     }
 
@@ -96,24 +96,18 @@ def _compared(systems: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
     for name, runs in systems.items():
         first = first or next(iter(runs.values()))
         row = {key: results.spread(run.get(key) for run in runs.values()) for key in COMPARED}
-        rows.append({"system": name, "seeds": sorted(runs), "parameters": max(_known(runs, "parameters")), **row})
+        sizes = [run.get("parameters") or 0 for run in runs.values()]
+        rows.append({"system": name, "seeds": sorted(runs), "parameters": max(sizes), **row})
         found = [run["curve"] for run in runs.values() if run.get("curve")]
-        updates = set.intersection(*map(set, found)) if found else set()
-        means = {int(update): math.fsum(curve[update] for curve in found) / len(found) for update in updates}
-        losses[name] = {"valid_loss": dict(sorted(means.items()))}
+        updates = sorted(set.intersection(*map(set, found)), key=int) if found else ()
+        means = {int(update): statistics.fmean(curve[update] for curve in found) for update in updates}
+        losses[name] = {"valid_loss": means} if means else {}
         flags += [run.get("flags", {}).items() for run in runs.values()]
-    tables = {
-        "Systems": [(name, next(iter(runs.values())).get("command", "")) for name, runs in systems.items()],
-        "Flags of fairseq-train in all runs": sorted(set.intersection(*map(set, flags))),
-        "Environment": list(first.get("environment", {}).items()),
-    }
     columns = {key: style for key, style in COMPARED.items() if any(row[key] for row in rows)}
-    page = {"systems": rows, "columns": columns, "record": {"commit": first.get("commit")}, "tables": tables}
-    return {**page, **_drawn({name: curve for name, curve in losses.items() if curve["valid_loss"]})}
-
-
-def _known(runs: dict[int, dict[str, Any]], key: str) -> list[int]:
-    return [run.get(key) or 0 for run in runs.values()]
+    record = {name: first[name] for name in ("commit", "environment") if name in first}
+    commands = [(name, next(iter(runs.values())).get("command", "")) for name, runs in systems.items()]
+    return {"systems": rows, "columns": columns, "record": record, "commands": commands, "runs": losses,
+            "flags": sorted(set.intersection(*map(set, flags)))}  # fmt: skip
 
 
 def _seeds(folder: str) -> list[int]:
@@ -133,48 +127,9 @@ def _command(path: str) -> list[str]:
         raise UsageError(f"{path} was not written by a recipe: {error}") from error
 
 
-def _scores(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a row per test set and measure."""
-    rows = []
-    for subset, measures in record.get("scores", {}).items():
-        for name, label in SCORES.items():
-            found = measures.get(name)
-            if found:
-                row = {key: found.get(key) for key in ("bleu", "chrf", "brevity_penalty", "sentences", "signature")}
-                rows.append({"set": subset, "measure": label, **row})
-    return rows
-
-
-def _against(record: dict[str, Any]) -> dict[str, Any]:
-    found = record.get("scores", {}).get("test", {}).get("sacrebleu", {}).get("against", {})
-    return found if "measures" in found else {}  # a multilingual score has pairs instead
-
-
-def _tables(record: dict[str, Any], flags: dict[str, str]) -> dict[str, list[tuple[str, Any]]]:
-    """Return {heading: list of (name, value)}."""
-    data = record.get("data", {})
-    pairs = [
-        (name, f"{facts['pairs']:,} pairs; sha256 " + ", ".join(f"{k} {v[:16]}…" for k, v in facts["sha256"].items()))
-        for name, facts in data.get("sets", {}).items()
-    ]
-    tables = {
-        "Training": [(name.replace("_", " "), record[name]) for name in TRAINING if name in record],
-        "Flags of fairseq-train": sorted(flags.items()),
-        "Decoding": [(name.replace("_", " "), record[name]) for name in DECODING if name in record],
-        "Data": [("from", data["route"]), *pairs] if "route" in data else pairs,
-        "Environment": list(record.get("environment", {}).items()),
-    }
-    return {heading: rows for heading, rows in tables.items() if rows}
-
-
-def _curves(runs: dict[str, str]) -> dict[str, str]:
+def _drawn(runs: dict[str, training_logs.Run]) -> dict[str, str]:
     """Return the picture of the runs as SVG, or the reason for its absence; empty before the first log entry."""
-    logs = {name: training_logs.find_log(place) for name, place in runs.items()}
-    found = {name or "this run": training_logs.read_run(path, started=True) for name, path in logs.items() if path}
-    return _drawn({name: run for name, run in found.items() if run})
-
-
-def _drawn(found: dict[str, Any]) -> dict[str, str]:
+    found = {name: run for name, run in runs.items() if run}
     if not found:
         return {}
     try:
@@ -195,7 +150,7 @@ def render(**page: Any) -> str:
     environment = jinja2.Environment(
         loader=folder, autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["number"] = number
+    environment.filters.update(number=number, chosen=chosen)
     return environment.get_template(TEMPLATE).render(**page)
 
 
@@ -204,3 +159,8 @@ def number(value: Any, form: str = ",") -> str:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return "–" if value is None else str(value) or "–"
     return format(value, form) if math.isfinite(value) else str(value)
+
+
+def chosen(record: dict[str, Any], names: str) -> list[tuple[str, Any]]:
+    """Return the entries of *record* with one of the *names*, for readers."""
+    return [(name.replace("_", " "), record[name]) for name in names.split() if name in record]
