@@ -191,22 +191,27 @@ def report(turns, references):
     return format_table(rows, right=range(1, len(rows[0])))
 
 
-def main(words=None):
-    settings = read_arguments(words)
+def measure(settings):
+    """Return {system: its rounds}; the result of a round is that of `System.translate`."""
     settings.random = settings.input is None
-    logging.disable(logging.INFO)
-    print(describe_machine(), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         if settings.random:
             write_text(settings, folder)
-        try:
-            with contextlib.redirect_stdout(None):
-                settings.models = {system: prepare(system, settings, folder) for system in settings.systems}
-        except UsageError as error:
-            raise SystemExit(str(error)) from None
-        references = read_lines(settings.references)[: settings.sentences] if settings.references else []
+        with contextlib.redirect_stdout(None):
+            settings.models = {system: prepare(system, settings, folder) for system in settings.systems}
         with Turns(System, settings.systems, settings) as turns:
-            print(report(turns.measure("translate", settings.rounds), references))
+            return turns.measure("translate", settings.rounds)
+
+
+def main(words=None):
+    settings = read_arguments(words)
+    logging.disable(logging.INFO)
+    print(describe_machine(), flush=True)
+    references = read_lines(settings.references)[: settings.sentences] if settings.references else []
+    try:
+        print(report(measure(settings), references))
+    except UsageError as error:
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """benchmarks/decoding.py and training.py: their tables, and systems that cannot be measured; tests of mutations."""
 
 import importlib.util
+import json
 import re
 import sys
 
 import pytest
 
+from fairseq_deep.tools import results
 from tests.helpers.exports import dictionary_of, write_model
 from tests.helpers.paths import ROOT
 
@@ -13,6 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import decoding  # noqa: E402
 import mutations  # noqa: E402
+import speed_and_quality  # noqa: E402
 import training  # noqa: E402
 import turns  # noqa: E402
 
@@ -58,6 +61,28 @@ def test_real_text_has_bleu(table, tmp_path):
     rows = table(decoding, *texts, *SEARCH, *models)
     assert [row["BLEU"] for row in rows.values()][:2] == [rows[models[0]]["BLEU"]] * 2
     assert rows[models[1]]["equal"] == "100.0%"
+
+
+@needs_ctranslate2
+def test_speed_and_quality_of_a_comparison_is_recorded(tmp_path, monkeypatch):
+    """Stock fairseq and CTranslate2 have the weights of the first system and seed."""
+    words = dictionary_of(["a b c d e f g"])
+    (tmp_path / "seed4").mkdir()
+    write_model(tmp_path / "seed4", "prenorm_6l", [words, words])
+    results.add(str(tmp_path), [{"system": "a", "seed": seed, "folder": f"seed{seed}/model.pt"} for seed in (4, 5)])
+    (tmp_path / "news").write_text("a b\nc d e\nf g a\n")
+    monkeypatch.setattr(speed_and_quality, "TESTS", {"real-one": (1, 2)})
+    output = tmp_path / "speeds.jsonl"
+    texts = [word for name in ("input", "references") for word in (f"--{name}", str(tmp_path / "news"))]
+    speed_and_quality.main([str(tmp_path), *texts, "--output", str(output), "--rounds", "1"])
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    found = {line["system"]: line for line in lines}
+    assert list(found) == ["stock", "ctranslate2", "a", "ctranslate2-int8", "a-int8"]
+    assert all(line["test"] == "real-one" and line["sentences_per_second"] > 0 for line in lines)
+    assert found["stock"]["of_stock"] == found["ctranslate2-int8"]["of_ctranslate2"] == 1
+    assert found["stock"]["bleu"] == found["a"]["bleu"]
+    with pytest.raises(SystemExit, match="seed4 has no finished run: give a directory of compare"):
+        speed_and_quality.main([str(tmp_path / "seed4"), *texts, "--output", str(output)])
 
 
 @pytest.mark.parametrize("words, message", [
