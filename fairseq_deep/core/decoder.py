@@ -8,8 +8,10 @@ from .attention import FirstValues, HypothesisState, MultiheadAttention, SharedB
 from .attention.luna import hidden_rows
 from .attention.masks import check_later, future_mask, is_sync_free, padding_bias, product_type
 from .decoding import CompiledSteps, unpack_linear
+from .decoding_state import DecodingState, Source
 from .languages import languages_of, reorder_languages
 from .layers import DecoderContext
+from .native.decoder import NativeState, find_decoder
 from .native.steps import begin_step
 from .norms import normalise
 from .registry import UsageError
@@ -129,7 +131,7 @@ class Decoder(TransformerStack):
 
         Args:
             tokens: B x T
-            positions: B x T x C, added to the embeddings; None for none
+            positions: B x T x C or C, added to the embeddings; None for none
             languages: indices of the target languages, B
         """
         x = self.look_up(tokens)
@@ -200,27 +202,48 @@ class Decoder(TransformerStack):
         Returns:
             B x T x C, and a dictionary with ``attn`` [B x T x S] and ``inner_states`` y_0 ... y_M
         """
-        if self.packs:
-            alignment_layer = -1  # no weights align a packed source
-        elif alignment_layer is None:
-            wanted = (self.need_attn or incremental_state is None) and (self.aligns or not self.training)
-            alignment_layer = self.alignment_layer if wanted else -1
-            alignment_heads = alignment_heads or self.alignment_heads
-        aligned = alignment_layer * self.modules_per_layer + self.source_offset if alignment_layer >= 0 else -1
+        source = self.read_source(encoder_out)
+        if incremental_state is not None:
+            length = prev_output_tokens.size(1)
+            state = DecodingState(self, source, incremental_state, length - 1)
+            return state.features(prev_output_tokens[:, -1], alignment_layer, alignment_heads)
+        aligned, heads = self._aligned(alignment_layer, alignment_heads, decoding=False)
+        return _features(*self._whole(prev_output_tokens, not full_context_alignment, source, aligned), heads)
+
+    def start(self, encoder_out: dict[str, list[Tensor]], beam: int = 1, checks_nan: bool = False):
+        """Return the state of incremental decoding before the first position.
+
+        Args:
+            encoder_out: the encoder's dictionary, with one entry per sentence
+            beam: largest number of hypotheses per sentence
+            checks_nan: see :class:`DecodingState`
+        """
+        source = self.read_source(encoder_out)
+        native = find_decoder(self, source.memory)
+        if native is None:
+            return DecodingState(self, source, checks_nan=checks_nan)
+        return NativeState(native, self, source, beam, checks_nan)
+
+    def read_source(self, encoder_out: dict[str, list[Tensor]] | None) -> Source:
+        """Return what the decoder reads of the encoder's dictionary.
+
+        Raises:
+            UsageError: the dictionary lacks the languages that the norms depend on
+        """
         encoded = encoder_out or {}
         memory, languages = (encoded[name][0] if encoded.get(name) else None for name in ("encoder_out", "languages"))
         if self.stack.language_norm and languages is None:
             raise UsageError("--language-norm requires languages in encoder_out: pass the encoder's whole output")
-        if languages is not None:
-            languages = languages_of(languages, len(prev_output_tokens), incremental_state)
-        inputs = (memory, self.memory_padding(encoded), encoded.get("encoder_memories", []), aligned, languages)
-        if incremental_state is not None:
-            x, attn, states = self._step(prev_output_tokens, incremental_state, inputs)
-        else:
-            x, attn, states = self._whole(prev_output_tokens, not full_context_alignment, *inputs)
-        if attn is not None:
-            attn = attn[:alignment_heads].mean(dim=0)
-        return x, {"attn": [attn], "inner_states": states}
+        return Source(memory, self.memory_padding(encoded), encoded.get("encoder_memories", []), languages)
+
+    def _aligned(self, layer: int | None, heads: int | None, decoding: bool) -> tuple[int, int | None]:
+        """Return the index of the module that returns attention weights (-1 for none), and the number of heads."""
+        if self.packs:
+            return -1, heads  # no weights align a packed source
+        if layer is None:
+            wanted = (self.need_attn or not decoding) and (self.aligns or not self.training)
+            layer, heads = (self.alignment_layer if wanted else -1), heads or self.alignment_heads
+        return (layer * self.modules_per_layer + self.source_offset if layer >= 0 else -1), heads
 
     def memory_padding(self, encoded: dict[str, list[Tensor]]) -> Tensor | None:
         """Return the padding of the memories, B x S, for the *encoded* source; None if there is no padding mask."""
@@ -229,40 +252,58 @@ class Decoder(TransformerStack):
         padding = encoded["encoder_padding_mask"][0]
         return hidden_rows(padding, encoded["encoder_memories"][0].size(0) // 2) if self.packs else padding
 
-    def _whole(self, tokens: Tensor, causal: bool, memory, memory_padding, memories, aligned: int, languages):
+    def _whole(self, tokens: Tensor, causal: bool, source: Source, aligned: int):
         """Run all positions of *tokens* (B x T); see :meth:`run_layers`."""
         positions = None if self.embed_positions is None else self.embed_positions(tokens)
+        languages, memory_padding = source.languages, source.padding
+        if languages is not None:
+            languages = languages_of(languages, len(tokens), None)
         x = self.embed(tokens, positions, languages)
         like = x.new_empty(0, dtype=product_type(x))
         padding, mask = self.masks(tokens, like, causal)
         if memory_padding is not None:
             memory_padding = padding_bias(memory_padding, like.dtype)
         causal = causal and mask is None
-        context = DecoderContext(memory, memory_padding, None, mask, padding, causal, languages=languages)
-        return self.run_layers(x, context, memories, aligned)
+        context = DecoderContext(source.memory, memory_padding, None, mask, padding, causal, languages=languages)
+        return self.run_layers(x, context, source.memories, aligned)
 
-    def _step(self, tokens: Tensor, cache: dict, inputs: tuple):
-        positions = None if self.embed_positions is None else self.embed_positions(tokens, last=True)
-        inputs = (cache, tokens[:, -1:].contiguous(), positions, *inputs)
-        return self.run_step(*inputs) if self.compiled is None else self.compiled(self, *inputs)
+    def step_features(
+        self, state: DecodingState, words: Tensor, layer: int | None = None, heads: int | None = None
+    ) -> tuple[Tensor, dict]:
+        """Compute the features of the position ``state.length`` for *words* (B); see :meth:`extract_features`."""
+        aligned, heads = self._aligned(layer, heads, decoding=True)
+        source, words = state.source, words.unsqueeze(1).contiguous()
+        if source.languages is not None:
+            source = source._replace(languages=languages_of(source.languages, len(words), state.caches))
+        inputs = (state.caches, words, self.position_row(state.length), source, aligned, state.checks_nan)
+        return _features(*(self.run_step(*inputs) if self.compiled is None else self.compiled(self, *inputs)), heads)
+
+    def position_row(self, length: int) -> Tensor | None:
+        """Return the position (C) of the last of *length* tokens; None without absolute positions."""
+        return None if self.embed_positions is None else self.embed_positions.row(length)
 
     def run_step(
-        self, cache: dict, words: Tensor, positions, memory, memory_padding, memories, aligned: int, languages=None
-    ):
+        self, caches: dict, words: Tensor, position: Tensor | None, source: Source, aligned: int, checks_nan: bool
+    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """Run a decoding step without a synchronisation; see :meth:`run_layers`.
 
         Args:
+            caches: see :class:`DecodingState`
             words: B x 1
-            positions: 1 x 1 x C or B x 1 x C, added to the embeddings
-            languages: indices of the target languages, B, which norms may depend on
+            position: C, added to the embeddings
+            source: the encoded batch, with the languages of the hypotheses
+            aligned: see :meth:`run_layers`
+            checks_nan: see :class:`DecodingState`
         """
-        x = self.embed(words, positions, languages)
-        sources = x.size(1) if memory is None else memory.size(1)
-        step = self.beam_state(cache, sources, x, words.ne(self.padding_idx))
-        prepared = memory is not None and self.caches is not None and not self.stack.value_residual
-        native = begin_step(self.layers, cache, x, step) if prepared else None
-        context = DecoderContext(memory, memory_padding, cache, step=step, native=native, languages=languages)
-        return self.run_layers(x, context, memories, aligned)
+        x = self.embed(words, position, source.languages)
+        sources = x.size(1) if source.memory is None else source.memory.size(1)
+        step = self.beam_state(caches, sources, x, words.ne(self.padding_idx), checks_nan)
+        prepared = source.memory is not None and self.caches is not None and not self.stack.value_residual
+        native = begin_step(self.layers, x, step) if prepared else None
+        context = DecoderContext(
+            source.memory, source.padding, caches, step=step, native=native, languages=source.languages
+        )
+        return self.run_layers(x, context, source.memories, aligned)
 
     def run_layers(
         self, x: Tensor, context: DecoderContext, memories: list[Tensor], aligned: int
@@ -278,10 +319,6 @@ class Decoder(TransformerStack):
         attn, states, aggregator = None, [x], self.aggregator
         if self.stack.value_residual:
             context = context._replace(values=FirstValues())
-        native = context.native
-        if native is not None and native.stack is not None and aligned < 0 and aggregator.running_sum and not memories:
-            states += native.stack(x, context)
-            return self._finish(states[-1], context), None, states
         state = aggregator.start(x)
         runs = self.layer_drop()
         for index, layer in enumerate(self.layers):
@@ -297,12 +334,12 @@ class Decoder(TransformerStack):
                 states.append(aggregator.layer_output(state, x))
             if weights is not None and index == aligned:
                 attn = weights.float().to(x)
-        return self._finish(aggregator.finish(state), context), attn, states
+        return self.finish(aggregator.finish(state), context.languages), attn, states
 
-    def _finish(self, x: Tensor, context: DecoderContext) -> Tensor:
-        """Features (B x T x C) of the stack's output *x* (T x B x C)."""
+    def finish(self, x: Tensor, languages: Tensor | None) -> Tensor:
+        """Return the features (B x T x C) of the stack's output *x* (T x B x C)."""
         if self.layer_norm is not None:
-            x = normalise(self.layer_norm, x, context.languages)
+            x = normalise(self.layer_norm, x, languages)
         x = x.transpose(0, 1)
         return x if self.project_out_dim is None else self.project_out_dim(x)
 
@@ -316,6 +353,11 @@ class Decoder(TransformerStack):
         if order is not None:
             for cache in self.find_caches() if self.caches is None else self.caches:
                 cache.reorder(incremental_state, order)
+
+
+def _features(x: Tensor, attn: Tensor | None, states: list[Tensor], heads: int | None) -> tuple[Tensor, dict]:
+    """Return the result of :meth:`Decoder.extract_features`, with weights averaged over the first *heads* heads."""
+    return x, {"attn": [None if attn is None else attn[:heads].mean(dim=0)], "inner_states": states}
 
 
 def _projection(inputs: int, outputs: int) -> nn.Linear | None:

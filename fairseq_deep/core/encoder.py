@@ -13,6 +13,7 @@ from .description import complete
 from .languages import LanguageIndex, LanguageTransform
 from .layers import wrap_layer
 from .memories.luna import LunaMemory
+from .native.encoder import find_encoder
 from .norms import normalise
 from .stack import Stack
 from .transformer_stack import TransformerStack
@@ -178,9 +179,12 @@ class Encoder(TransformerStack):
         """
         aggregator, states = self.aggregator, [x] if keeps_states else []
         shared = (padding, languages, FirstValues()) if self.stack.value_residual else (padding, languages)
+        native = find_encoder(self, x, padding)
         state = aggregator.start(x)
+        if native is not None and aggregator.running_sum and not keeps_states:
+            return states, aggregator.write(state, self.num_layers - 1, native(x, padding))
         runs = self.layer_drop()
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers if native is None else native.layers(x, padding)):
             if runs[index]:
                 x = aggregator.read(state, index)
                 if self.num_evaluations == 1:

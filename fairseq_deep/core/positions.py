@@ -52,14 +52,20 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("_float_tensor", torch.zeros(1))  # not used: it is in fairseq's checkpoints
         self.register_buffer("weights", sinusoids(padding_idx + 1 + length, dim, padding_idx), persistent=False)
 
-    def forward(self, tokens: Tensor, last: bool = False) -> Tensor:
-        """Return positions of *tokens* (B x T), B x T x C; with *last*, of the last of T unpadded tokens, B x 1 x C."""
-        rows = self.padding_idx + 1 + tokens.size(1)
-        if rows > self.weights.size(0):
-            self.weights = sinusoids(rows, self.weights.size(1), self.padding_idx).to(self.weights)
-        if last:
-            return self.weights[rows - 1].expand(tokens.size(0), 1, -1)
-        return F.embedding(position_numbers(tokens, self.padding_idx), self.weights)
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return positions of *tokens* (B x T), B x T x C."""
+        return F.embedding(position_numbers(tokens, self.padding_idx), self._table(tokens.size(1)))
+
+    def row(self, length: int) -> Tensor:
+        """Return the position of the last of *length* tokens without padding, C."""
+        return self._table(length)[self.padding_idx + length]
+
+    def _table(self, length: int) -> Tensor:
+        """Return features with room for *length* tokens."""
+        rows, table = self.padding_idx + 1 + length, self.weights  # another thread may replace them
+        if rows > table.size(0):
+            table = self.weights = sinusoids(rows, table.size(1), self.padding_idx).to(table)
+        return table
 
 
 class LearnedPositions(nn.Embedding):
@@ -77,8 +83,10 @@ class LearnedPositions(nn.Embedding):
         nn.init.normal_(self.weight, std=dim**-0.5)
         nn.init.zeros_(self.weight[padding_idx])
 
-    def forward(self, tokens: Tensor, last: bool = False) -> Tensor:
-        """See :meth:`SinusoidalPositions.forward`; with *last*, 1 x 1 x C."""
-        if last:
-            return super().forward(tokens.new_full((1, 1), self.padding_idx + tokens.size(1)))
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return positions of *tokens* (B x T), B x T x C."""
         return super().forward(position_numbers(tokens, self.padding_idx))
+
+    def row(self, length: int) -> Tensor:
+        """Return the position of the last of *length* tokens without padding, C."""
+        return self.weight[self.padding_idx + length]

@@ -17,6 +17,7 @@ from .attention.masks import padding_bias
 from .decoding import unpack_linear
 from .decoding.bfloat import BfloatLinear
 from .decoding.int8 import Int8Linear
+from .decoding_state import Source
 from .languages import of_hypotheses
 from .registry import UsageError
 
@@ -109,10 +110,10 @@ class StepProgram(nn.Module):
             first = torch.arange(0, sentences * beam, beam, device=words.device).unsqueeze(1)
             self._reorder(state, (first + order).flatten())
         positions = None if self.positions is None else self.positions.index_select(1, position)
-        # attention to the source has its keys, and only checks whether there is a memory
         languages = of_hypotheses(source["languages"], sentences * beam) if "languages" in source else None
-        inputs = (words.view(-1, 1), positions, words.t(), None, [], -1, languages)
-        x, _, _ = self.decoder.run_step(state, *inputs)
+        # attention to the source has its keys, and only checks whether there is a memory
+        source = Source(words.t(), None, [], languages)
+        x, _, _ = self.decoder.run_step(state, words.view(-1, 1), positions, source, -1, False)
         updated = {
             name: self._kept(state, name).unflatten(each.dim, (sentences, -1)) for name, each in self.caches.items()
         }

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor
 from transformers.cache_utils import Cache
 
+from fairseq_deep.core.decoding_state import DecodingState
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.dictionary import Dictionary
 
@@ -24,8 +25,7 @@ class DecoderCache(Cache):
         decoder: the core's decoder
 
     Attributes:
-        state: the decoder's incremental state
-        length: number of cached target positions
+        state: the decoder's state; None before the first position
     """
 
     is_croppable = False
@@ -37,8 +37,7 @@ class DecoderCache(Cache):
 
     def reset(self) -> None:
         """Clear the cache."""
-        self.state: dict[str, dict[str, Tensor | None]] = {}
-        self.length = 0
+        self.state: DecodingState | None = None
 
     def extend(self, words: Tensor, encoded: dict[str, list[Tensor]]) -> tuple[Tensor, list[Tensor]]:
         """Decode one more position.
@@ -50,15 +49,14 @@ class DecoderCache(Cache):
         Returns:
             features (B x 1 x C) and hidden states (1 x B x C each)
         """
-        self.length += 1
-        prefix = words.unsqueeze(1).expand(-1, self.length)  # the decoder reads its last column and its length
-        options: dict[str, Any] = {"incremental_state": self.state, "alignment_layer": -1}
-        x, extra = self.decoder.extract_features(prefix, encoded, **options)
+        if self.state is None:
+            self.state = DecodingState(self.decoder, self.decoder.read_source(encoded))
+        x, extra = self.state.features(words, -1)
         return x, extra["inner_states"]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of cached target positions."""
-        return self.length
+        return 0 if self.state is None else self.state.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """Return -1, since the cache has no maximum length."""
@@ -66,7 +64,8 @@ class DecoderCache(Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the cache to the hypotheses *beam_idx*."""
-        self.decoder.reorder_incremental_state_scripting(self.state, beam_idx)
+        if self.state is not None:
+            self.state.reorder(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Reorder the cache to the hypotheses *indices*."""

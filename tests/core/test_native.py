@@ -18,9 +18,8 @@ from fairseq_deep.core.aggregators.lstm_cell import norm_gates
 from fairseq_deep.core.attention.beams import SharedBeamState
 from fairseq_deep.core.decoding import decode_in
 from fairseq_deep.core.decoding.int8 import Int8Linear
-from fairseq_deep.core.layers import encoder_layer
 from fairseq_deep.core.native import library, load, status
-from fairseq_deep.core.native.encoder import NativeEncoderLayer, find_encoder_layer
+from fairseq_deep.core.native.encoder import find_encoder
 from fairseq_deep.core.native.packed import NativeLinear, PacksWeight
 from fairseq_deep.core.native.steps import begin_step
 from fairseq_deep.core.residuals.branchnorm import BranchNorm
@@ -110,8 +109,8 @@ ENCODERS = {
 def test_encoder_layers_are_those_of_torch(name, threads, prepared, monkeypatch):
     """With padding on the left, on the right, over a whole sentence, and without any."""
     arch, flags = ENCODERS[name]
-    model, ran, call = prepared(arch, encoder_layers=3, **flags), [], NativeEncoderLayer.__call__
-    monkeypatch.setattr(NativeEncoderLayer, "__call__", lambda *args: ran.append(1) or call(*args))
+    model, ran, call = prepared(arch, encoder_layers=3, **flags), [], load().encoder_layers
+    monkeypatch.setattr(load(), "encoder_layers", lambda *args: ran.append(args[1].value) or call(*args))
     for length in (1, 4, 21):
         source = torch.randint(4, 30, (5, length))
         for padded in (False, True):
@@ -120,7 +119,7 @@ def test_encoder_layers_are_those_of_torch(name, threads, prepared, monkeypatch)
             found, calls = model.encoder(source, None)["encoder_out"], len(ran)
             near(found, without_kernels(lambda x=source: model.encoder(x, None)["encoder_out"]))
             assert len(ran) == calls
-    assert len(ran) == 6 * 3
+    assert sum(ran) == 6 * 3 and len(ran) == (6 * 3 if name == "sums between layers" else 6)
 
 
 def lstm_inputs(lstm, rows=13):
@@ -181,15 +180,15 @@ LAYER_CHANGES = {  # those that other kernels follow, and those that are left to
 
 @pytest.mark.parametrize("change", LAYER_CHANGES)
 def test_changes_of_an_encoder_layer_are_seen(change, prepared):
-    model = prepared(PRE, attention_dropout=0.1)
-    layer, x = model.encoder.layers[0], torch.randn(7, 3, model.encoder.stack.dim)
-    first = find_encoder_layer(layer, x)
-    assert first is not None and find_encoder_layer(layer, x) is first
-    LAYER_CHANGES[change](layer, model.encoder.stack)
-    found = find_encoder_layer(layer, x)
+    encoder = prepared(PRE, attention_dropout=0.1, encoder_layers=1).encoder
+    layer, x = encoder.layers[0], torch.randn(7, 3, encoder.stack.dim)
+    first = find_encoder(encoder, x, None)
+    assert first is not None and find_encoder(encoder, x, None) is first
+    LAYER_CHANGES[change](layer, encoder.stack)
+    found = find_encoder(encoder, x, None)
     if change in ("weights", "norm", "bias"):
         assert found not in (None, first) and not torch.allclose(found(x, None), first(x, None))
-        near([found(x, None)], without_kernels(lambda: [layer(x, None)]))
+        near([found(x, None)], [layer(x, None)])
     else:
         assert found is None
 
@@ -200,17 +199,18 @@ def test_hypotheses_with_padding_are_left_to_torch(prepared):
     x, state, shared = torch.zeros(1, 4, model.decoder.stack.dim), {}, SharedBeamState()
     for words in ([True] * 4, [True, False, True, True]):
         step = shared(state, 2, x, torch.tensor(words).unsqueeze(1))
-        assert (begin_step(model.decoder.layers, state, x, step) is None) == (not all(words))
+        assert (begin_step(model.decoder.layers, x, step) is None) == (not all(words))
 
 
 def test_the_kernels_do_not_keep_a_layer(prepared):
     model, lstm = prepared("transformer_modern_6l"), prepared(LSTM)
-    assert find_encoder_layer(model.encoder.layers[0], torch.randn(2, 1, model.encoder.stack.dim)) is not None
+    model.decoder.start(model.encoder(torch.tensor([[5, 6, 2]]), None)).step(torch.tensor([2]))
     assert lstm.decoder.aggregator._native(torch.randn(1, 2, lstm.decoder.stack.dim), 0) is not None
-    kept = [weakref.ref(model.encoder.layers[0]), weakref.ref(lstm.decoder.aggregator.hidden[0])]
-    del model, lstm
+    parts = (model.encoder.layers[0], model.decoder.layers[0], lstm.decoder.aggregator.hidden[0])
+    kept = [weakref.ref(part) for part in parts]
+    del model, lstm, parts
     gc.collect()
-    assert [ref() for ref in kept] == [None, None]
+    assert [ref() for ref in kept] == [None, None, None]
 
 
 def test_int8_is_for_both_stacks(prepared):
@@ -239,14 +239,14 @@ def test_a_step_of_the_lstm_in_int8_is_that_of_its_parts(prepared, monkeypatch):
     assert all(1e-6 < float((ours - fp32).abs().max()) < 0.1 for ours, fp32 in zip(found, rough))
 
 
-def test_an_encoder_layer_in_int8_is_that_of_its_parts(prepared, monkeypatch):
+def test_an_encoder_layer_in_int8_is_that_of_its_parts(prepared):
     model = prepared("transformer_modern_6l")
     decode_in(model, "int8")
     layer, x = model.encoder.layers[0], torch.randn(7, 3, model.encoder.stack.dim)
-    ours = find_encoder_layer(layer, x)(x, None)
-    monkeypatch.setattr(encoder_layer, "find_encoder_layer", lambda *_: None)
-    torch.testing.assert_close(ours, layer(x, None), rtol=0, atol=2e-2)
-    assert float((ours - layer(x, None)).abs().mean()) < 1e-4, "a rounding more or less is rare"
+    (ours,) = (run(x) for run in find_encoder(model.encoder, x, None).layers(x, None)[:1])
+    theirs = layer(x, None)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-2)
+    assert float((ours - theirs).abs().mean()) < 1e-4, "a rounding more or less is rare"
 
 
 @pytest.fixture

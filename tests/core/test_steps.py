@@ -12,7 +12,7 @@ import torch
 
 from fairseq_deep.core.attention import multihead
 from fairseq_deep.core.native import library, load, status
-from fairseq_deep.core.native.steps import NativeAttention, NativeLayer, NativeStack
+from fairseq_deep.core.native.steps import NativeAttention
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.search import BeamSearch, SearchOptions
 from fairseq_deep.core.transformer import Transformer
@@ -25,34 +25,34 @@ LSTM, PRE, POST = "transformer_lstm_6l", "transformer_prenorm_6l", "transformer_
 SENTENCES, BEAM, PAD, STEPS = 3, 3, 1, 12
 WITHOUT_COMPILER = {"backend": "eager"}  # traces, and runs what it has traced
 
-# architecture, flags, kernels that run in a step of two layers, and how often: a plain stack is one call, unless its
-# layers have memories of their own; PyTorch runs layers with GELU around attentions in kernels, and Luna without any
+# architecture, flags, and what kernels run in a step of two layers: all of it, all layers one by one, or a number of
+# attentions, around which PyTorch runs the layers
 MODELS = {
-    "pre": (PRE, {}, NativeStack, 1),
-    "post": (POST, {}, NativeStack, 1),
-    "rms": (PRE, {"norm": "rms"}, NativeStack, 1),
-    "kv heads": (PRE, {"decoder_kv_heads": 2}, NativeStack, 1),
-    "swish": (PRE, {"activation_fn": "swish"}, NativeStack, 1),
-    "rotary positions": (PRE, {"rotary_positions": True, "decoder_kv_heads": 2}, NativeStack, 1),
-    "learned positions": (PRE, {"decoder_learned_pos": True}, NativeStack, 1),
-    "modern": ("transformer_modern_6l", {}, NativeStack, 1),
-    "factor": (PRE, {"residual": "completep"}, NativeStack, 1),
-    "modern post-norm": (POST, {"ffn": "swiglu", "rotary_positions": True}, NativeStack, 1),
-    "no norms": (POST, {"deep_init": "tfixup"}, NativeStack, 1),
-    "language model": (PRE, {"no_cross_attention": True}, NativeStack, 1),
-    "sums between layers": ("transformer_dlcl_6l", {}, NativeLayer, 2),
-    "a memory per layer": (PRE, {"decoder_memory": "transparent"}, NativeLayer, 2),
-    "other layers": (PRE, {"activation_fn": "gelu", "rotary_positions": True}, NativeAttention, 4),
-    "relative positions": (PRE, {"relative_positions": 2, "relative_values": True}, NativeAttention, 2),
-    "value residual": (PRE, {"value_residual": True}, NativeAttention, 0),
-    "average attention": (PRE, {"decoder_attn": "average"}, NativeAttention, 2),
-    "SSRU": (PRE, {"decoder_attn": "ssru"}, NativeAttention, 2),
-    "merged attention": (POST, {"decoder_attn": "merged"}, NativeAttention, 2),
-    "merged self-attention": (PRE, {"decoder_attn": "merged-self"}, NativeAttention, 4),
-    "merged average": (PRE, {"decoder_attn": "merged-average"}, NativeAttention, 2),
-    "Luna": (POST, {"encoder_attn": "luna", "decoder_attn": "luna"}, NativeAttention, 0),
-    "LSTM": (LSTM, {}, NativeAttention, 4),
-    "languages": (PRE, {"language_norm": True, "language_transform": True}, NativeAttention, 4),
+    "pre": (PRE, {}, "all"),
+    "post": (POST, {}, "all"),
+    "rms": (PRE, {"norm": "rms"}, "all"),
+    "kv heads": (PRE, {"decoder_kv_heads": 2}, "all"),
+    "swish": (PRE, {"activation_fn": "swish"}, "all"),
+    "rotary positions": (PRE, {"rotary_positions": True, "decoder_kv_heads": 2}, "all"),
+    "learned positions": (PRE, {"decoder_learned_pos": True}, "all"),
+    "modern": ("transformer_modern_6l", {}, "all"),
+    "factor": (PRE, {"residual": "completep"}, "all"),
+    "modern post-norm": (POST, {"ffn": "swiglu", "rotary_positions": True}, "all"),
+    "no norms": (POST, {"deep_init": "tfixup"}, "all"),
+    "language model": (PRE, {"no_cross_attention": True}, "all"),
+    "sums between layers": ("transformer_dlcl_6l", {}, "layers"),
+    "a memory per layer": (PRE, {"decoder_memory": "transparent"}, "all"),
+    "other layers": (PRE, {"activation_fn": "gelu", "rotary_positions": True}, 4),
+    "relative positions": (PRE, {"relative_positions": 2, "relative_values": True}, 2),
+    "value residual": (PRE, {"value_residual": True}, 0),
+    "average attention": (PRE, {"decoder_attn": "average"}, 2),
+    "SSRU": (PRE, {"decoder_attn": "ssru"}, 2),
+    "merged attention": (POST, {"decoder_attn": "merged"}, 2),
+    "merged self-attention": (PRE, {"decoder_attn": "merged-self"}, 4),
+    "merged average": (PRE, {"decoder_attn": "merged-average"}, 2),
+    "Luna": (POST, {"encoder_attn": "luna", "decoder_attn": "luna"}, 0),
+    "LSTM": (LSTM, {}, 4),
+    "languages": (PRE, {"language_norm": True, "language_transform": True}, 4),
 }
 COMPILED = ("pre", "learned positions", "sums between layers", "a memory per layer", "relative positions",
             "value residual", "average attention", "SSRU", "merged attention", "Luna", "LSTM", "languages")  # fmt: skip
@@ -107,16 +107,21 @@ def orders(count, leave=()):
         yield (kept.unsqueeze(1) * BEAM + torch.randint(BEAM, (sentences, BEAM), generator=draws)).flatten()
 
 
-def steps(model, new_orders, state=None, padded=()):
-    """The scores of a step before each order and one at the end; sources have padding, and words where *padded*."""
-    draws, new_orders = torch.Generator().manual_seed(2), [*new_orders, None]
+def batch(model, count):
+    """An encoded batch with padding, and *count* words of each hypothesis."""
+    draws = torch.Generator().manual_seed(2)
     source = torch.randint(4, 40, (SENTENCES, 21), generator=draws)
     source[0, :4], source[2, :9] = PAD, PAD
     source[1, 0], source[2, 9] = 30, 35  # tags, if the model knows languages
-    encoded = model.encoder(source, source.ne(PAD).sum(1))
+    words = torch.randint(4, 30, (SENTENCES * BEAM, count), generator=draws)
+    return model.encoder(source, source.ne(PAD).sum(1)), words
+
+
+def steps(model, new_orders, state=None, padded=()):
+    """The scores of a step before each order and one at the end, as fairseq's search asks; words are *padded*."""
+    new_orders, scores, state = [*new_orders, None], [], {} if state is None else state
+    encoded, words = batch(model, len(new_orders))
     encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(SENTENCES).repeat_interleave(BEAM))
-    words, scores = torch.randint(4, 30, (SENTENCES * BEAM, len(new_orders)), generator=draws), []
-    state = {} if state is None else state
     for row, column in padded:
         words[row, column] = PAD
     for length, order in enumerate(new_orders, start=1):
@@ -124,6 +129,26 @@ def steps(model, new_orders, state=None, padded=()):
         if order is not None:
             model.decoder.reorder_incremental_state_scripting(state, order)
             encoded, words = model.encoder.reorder_encoder_out(encoded, order), words[order]
+    return scores
+
+
+def steps_of_search(model, new_orders, one_by_one=False):
+    """The scores of :func:`steps`, as the search of this package asks.
+
+    With *one_by_one*, the first step has one hypothesis per sentence.
+    """
+    new_orders, scores = [*new_orders, None], []
+    encoded, words = batch(model, len(new_orders))
+    state = model.decoder.start(encoded, BEAM)
+    for step, order in enumerate(new_orders):
+        alone = one_by_one and step == 0
+        logits, _, normalisers = state.step(words[:: BEAM if alone else 1, step])
+        if normalisers is not None:
+            torch.testing.assert_close(normalisers, logits.logsumexp(1))
+        scores.append(logits.unsqueeze(1))
+        if order is not None:
+            state.reorder(order // BEAM if alone else order)
+            words = words[order]
     return scores
 
 
@@ -142,43 +167,56 @@ def by_torch(run):
 # --- kernels ---
 
 
+def watch(monkeypatch):
+    """The calls of kernels for attentions, and of those of the library for layers and decoders."""
+    ran, call = [], NativeAttention.__call__
+    monkeypatch.setattr(NativeAttention, "__call__", lambda *args: ran.append("attention") or call(*args))
+    for name in ("decoder_layer_step", "decoder_step"):
+        function = getattr(load(), name)
+        monkeypatch.setattr(load(), name, lambda *args, name=name, run=function: ran.append(name) or run(*args))
+    return ran
+
+
 @with_kernels
 @pytest.mark.parametrize("name, threads", [(name, threads) for name, row in MODELS.items() for threads in (1, 2)
-                                           if row[3] or threads == 1])  # fmt: skip
+                                           if row[2] or threads == 1])  # fmt: skip
 def test_kernels_compute_the_steps_of_torch(name, threads, prepared, monkeypatch):
     """Several hypotheses per sentence, new orders, a sentence that ends; also of a copy of the model."""
-    _, _, kernels, calls = MODELS[name]
-    model, ran, call, before = prepared(name), [], kernels.__call__, torch.get_num_threads()
-    monkeypatch.setattr(kernels, "__call__", lambda *args: ran.append(1) or call(*args))
+    kernels, ran = MODELS[name][2], watch(monkeypatch)
+    model, before = prepared(name), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         script = list(orders(STEPS - 1, leave=[4]))
         expected = by_torch(lambda: steps(model, script))
         assert not ran
+        near(steps_of_search(model, script), expected)
+        whole = {"all": ["decoder_step"], "layers": 2 * ["decoder_layer_step"]}
+        assert ran == STEPS * (whole[kernels] if kernels in whole else kernels * ["attention"])
+        near(steps_of_search(copy.deepcopy(model), script), expected)
         near(steps(model, script), expected)
-        near(steps(copy.deepcopy(model), script), expected)
     finally:
         torch.set_num_threads(before)
-    assert len(ran) == 2 * STEPS * calls
 
 
 @with_kernels
-@pytest.mark.parametrize("name, calls", [("pre", [1, 0]), ("other layers", [0, 3])])
+@pytest.mark.parametrize("name", ["pre", "sums between layers", "rotary positions", "LSTM"])
+def test_a_search_begins_with_one_hypothesis_per_sentence(name, prepared):
+    """More steps than the caches have room for at first; an order may repeat a hypothesis."""
+    model = prepared(name)
+    script = [torch.arange(SENTENCES).repeat_interleave(BEAM) * BEAM, *orders(69, leave=[3])]
+    near(steps_of_search(model, script, one_by_one=True)[1:], by_torch(lambda: steps(model, script))[1:])
+
+
+@with_kernels
+@pytest.mark.parametrize("name, calls", [("pre", 3), ("other layers", 3)])
 def test_the_attention_of_the_alignment_is_left_to_torch(name, calls, prepared, monkeypatch):
-    """One of two layers, or one of four attentions."""
-    model, ran = prepared(name), []
-    for kind in (NativeLayer, NativeAttention):
-        call = kind.__call__
-        monkeypatch.setattr(kind, "__call__", lambda *args, kind=kind, call=call: ran.append(kind) or call(*args))
+    """One of the four attentions of two layers."""
+    model, ran = prepared(name), watch(monkeypatch)
     model.decoder.make_generation_fast_(need_attn=True)
-    source, words = torch.randint(4, 40, (2, 7)), torch.full((2, 1), 5)
-
-    def run():
-        scores, extra = model.decoder(words, encoder_out=model.encoder(source, None), incremental_state={})
-        return [scores, extra["attn"][0]]
-
+    source, words = torch.randint(4, 40, (2, 7)), torch.full((2,), 5)
+    run = lambda: [*model.decoder.start(model.encoder(source, None)).step(words)[:2]]  # noqa: E731
     near(run(), by_torch(run))
-    assert [ran.count(NativeLayer), ran.count(NativeAttention)] == calls
+    assert ran == calls * ["attention"]
 
 
 @with_kernels
@@ -187,17 +225,20 @@ def test_new_weights_are_those_that_the_next_search_uses(name, prepared):
     model, other, script = prepared(name), prepared(name), list(orders(2))
     weights = {key: value + 0.1 * torch.randn_like(value) for key, value in model.state_dict().items()}
     other.load_state_dict(weights)
-    assert not torch.allclose(steps(model, script)[0], steps(other, script)[0])
+    assert not torch.allclose(steps_of_search(model, script)[0], steps_of_search(other, script)[0])
     model.load_state_dict(weights)
-    near(steps(model, script), by_torch(lambda: steps(other, script)))
+    near(steps_of_search(model, script), by_torch(lambda: steps(other, script)))
 
 
 @with_kernels
 def test_hooks_of_layers_run_in_decoding_steps(prepared):
     model, script, seen = prepared("pre"), list(orders(STEPS - 1)), []
-    expected = steps(model, script)
-    model.decoder.layers[1].register_forward_hook(lambda layer, inputs, output: seen.append(output[0].shape))
-    near(steps(model, script), expected)
+    expected = steps_of_search(model, script)
+    hook = model.decoder.layers[1].register_forward_hook(lambda layer, inputs, output: seen.append(output[0].shape))
+    near(steps_of_search(model, script), expected)
+    assert len(seen) == STEPS
+    hook.remove()
+    near(steps_of_search(model, script), expected)
     assert len(seen) == STEPS
 
 

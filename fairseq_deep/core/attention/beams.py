@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from .beam_reorder import BeamReorder, hypotheses_per_sentence, read_order
 from .cache import append, select
 
-CALLER_CHECKS_NAN = "fairseq_deep.caller_checks_nan"  # a key of incremental states; see :class:`DecodingStep`
 LARGEST_BEAM = 32  # in larger beams, products with hidden keys take longer than copies of the keys
 
 
@@ -61,6 +60,7 @@ class SharedBeamState(nn.Module):
         sentences: int,
         query: Tensor,
         words: Tensor,
+        checks_nan: bool = False,
     ) -> DecodingStep:
         """Advance by one position.
 
@@ -69,6 +69,7 @@ class SharedBeamState(nn.Module):
             sentences: (first step) number of sources; all have the same number of hypotheses, the beam
             query: 1 x B x C, one row per hypothesis
             words: B x 1, true where the hypothesis has a token at this position, false where it has padding
+            checks_nan: the caller checks for NaN; see :class:`DecodingStep`
         """
         if self._state not in incremental_state:
             incremental_state[self._state] = self._first(sentences, query)
@@ -94,7 +95,7 @@ class SharedBeamState(nn.Module):
             count = count + words
             saved["count"] = count
             count = count.clamp(min=1.0)
-        return DecodingStep(seen, words, count, place, CALLER_CHECKS_NAN in incremental_state)
+        return DecodingStep(seen, words, count, place, checks_nan)
 
     def _first(self, sentences: int, query: Tensor) -> dict[str, Tensor | None]:
         """Return the state before the first position.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fairseq_deep.core.native.steps import NativeLayer
+from fairseq_deep.core.native.layers import describe_layer
 from fairseq_deep.core.residuals import ResidualConnection
 from fairseq_deep.core.stack import Stack
 
@@ -24,7 +24,7 @@ class DecoderLayer(BaseLayer):
         residual: the residual connections of its sub-layers; None: plain ones
     """
 
-    kernels = NativeLayer
+    kernels = describe_layer
 
     def __init__(self, stack: Stack, residual: ResidualConnection | None = None):
         super().__init__(stack, residual)
@@ -46,9 +46,6 @@ class DecoderLayer(BaseLayer):
         Returns:
             T x B x C, and the weights (H x B x T x S) or None
         """
-        native = None if context.native is None or need_weights else context.native.parts.get(self)
-        if native is not None:
-            return native(x, context), None
         bottom, languages = x, context.languages
         x = attend_to_target(self.self_attn, self.branch_input(x, self.self_attn_layer_norm, languages), context)
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)

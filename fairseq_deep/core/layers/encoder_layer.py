@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fairseq_deep.core.attention import FirstValues, self_attention
-from fairseq_deep.core.native.encoder import NativeEncoderLayer, find_encoder_layer
+from fairseq_deep.core.native.layers import describe_layer
 from fairseq_deep.core.residuals import ResidualConnection
 from fairseq_deep.core.stack import Stack
 
@@ -20,7 +20,7 @@ class EncoderLayer(BaseLayer):
         residual: the residual connections of its sub-layers; None: plain ones
     """
 
-    kernels = NativeEncoderLayer
+    kernels = describe_layer
 
     def __init__(self, stack: Stack, residual: ResidualConnection | None = None):
         super().__init__(stack, residual)
@@ -50,10 +50,6 @@ class EncoderLayer(BaseLayer):
         Returns:
             T x B x C
         """
-        if languages is None and values is None:
-            native = find_encoder_layer(self, x)
-            if native is not None and (encoder_padding_mask is None or encoder_padding_mask.dim() == 4):
-                return native(x, encoder_padding_mask)
         bottom = x
         x = self.branch_input(x, self.self_attn_layer_norm, languages)
         x, _ = self.self_attn(x, key_padding_mask=encoder_padding_mask, values=values)

@@ -15,21 +15,28 @@ struct Rotations {
 };
 
 struct Keys {
-    float* target;                    // sentences x kv_heads x capacity x D: keys of the target
-    int64_t to_values;                // from a key of the target to its value, in floats
-    int64_t capacity, past;           // slots in all, and in use before this step
-    const float* source_keys;         // sources x kv_heads x D x S
-    const float* source_values;       // sources x kv_heads x S x D
-    const float* source_bias;         // a row of S for each source, added to the scores; null for none
+    float* target;              // sentences x kv_heads x capacity x D: keys of the target
+    int64_t to_values;          // from a key of the target to its value, in floats
+    int64_t capacity;           // slots
+    float* source_keys;         // sources x kv_heads x D x S
+    float* source_values;       // sources x kv_heads x S x D
+    const float* source_bias;   // a row of S for each source, added to the scores; null for none
     int64_t sources, source_length, bias_stride;
-    Rotations rotations;              // of this position
 };
 
-struct Step {
+struct Step {  // a position of each hypothesis
     int64_t sentences, beam, length, threads;
-    int64_t finite;       // store NaN and infinities of new keys and values as 0
-    const int32_t* seen;  // hypotheses x length: the slots of the target's keys that each sees
+    int64_t past;           // slots of the target's keys in use before this step
+    int64_t finite;         // store NaN and infinities of new keys and values as 0
+    int32_t* seen;          // rows of `stride`, one per hypothesis: the slots of the target's keys that it sees
+    int64_t stride;
+    int64_t* places;        // of each sentence in the caches; null: in order, with one or more hypotheses per source
+    Rotations rotations;    // of this position
 };
+
+static inline int64_t place_of(const Step& step, int64_t sentence) {
+    return step.places ? step.places[sentence] : sentence;
+}
 
 static inline void softmax(float* scores, int64_t count) {
     Vec most = spread(-INFINITY);
@@ -61,19 +68,19 @@ static inline float dot(const float* a, const float* b, int64_t count) {
 static void attend_target(const Attention& a, const Step& step, const Keys& keys, const float* qkv, float* y,
                           int64_t sentence, int64_t kv_head, float* scores) {
     const int64_t dim = a.dim, width = (a.heads + 2 * a.kv_heads) * dim, group = a.heads / a.kv_heads;
-    float* key = keys.target + (sentence * a.kv_heads + kv_head) * keys.capacity * dim;
+    float* key = keys.target + (place_of(step, sentence) * a.kv_heads + kv_head) * keys.capacity * dim;
     float* value = key + keys.to_values;
     const float scale = 1 / std::sqrt((float)dim);
     for (int64_t rank = 0; rank < step.beam; rank++) {
         const float* row = qkv + (sentence * step.beam + rank) * width;
-        memcpy(key + (keys.past + rank) * dim, row + (a.heads + kv_head) * dim, 4 * dim);
-        memcpy(value + (keys.past + rank) * dim, row + (a.heads + a.kv_heads + kv_head) * dim, 4 * dim);
-        for (float* made : {key + (keys.past + rank) * dim, value + (keys.past + rank) * dim})
+        memcpy(key + (step.past + rank) * dim, row + (a.heads + kv_head) * dim, 4 * dim);
+        memcpy(value + (step.past + rank) * dim, row + (a.heads + a.kv_heads + kv_head) * dim, 4 * dim);
+        for (float* made : {key + (step.past + rank) * dim, value + (step.past + rank) * dim})
             for (int64_t d = 0; step.finite && d < dim; d++) made[d] = std::isfinite(made[d]) ? made[d] : 0;
     }
     for (int64_t rank = 0; rank < step.beam; rank++) {
         const int64_t number = sentence * step.beam + rank;
-        const int32_t* seen = step.seen + number * step.length;
+        const int32_t* seen = step.seen + number * step.stride;
         for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
             const float* q = qkv + number * width + head * dim;
             float* to = y + (number * a.heads + head) * dim;
@@ -119,13 +126,17 @@ static void attend_keys(const float* q, int64_t stride, const float* key, const 
     }
 }
 
+static inline int64_t count_sources(const Step& step, const Keys& keys) {
+    return step.places ? step.sentences : keys.sources;
+}
+
 // Attention of a source's hypotheses to it.
 static void attend_source(const Attention& a, const Step& step, const Keys& keys, const float* queries, float* y,
                           int64_t source, int64_t kv_head, float* scores) {
     const int64_t dim = a.dim, length = keys.source_length, group = a.heads / a.kv_heads, width = a.heads * dim;
-    const int64_t place = (source * a.kv_heads + kv_head) * length * dim;
-    const int64_t beam = step.sentences * step.beam / keys.sources;
-    const float* bias = keys.source_bias ? keys.source_bias + source * keys.bias_stride : nullptr;
+    const int64_t of_source = place_of(step, source), place = (of_source * a.kv_heads + kv_head) * length * dim;
+    const int64_t beam = step.sentences * step.beam / count_sources(step, keys);
+    const float* bias = keys.source_bias ? keys.source_bias + of_source * keys.bias_stride : nullptr;
     const float *key = keys.source_keys + place, *value = keys.source_values + place;
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
         const int64_t first = source * beam * width + head * dim;

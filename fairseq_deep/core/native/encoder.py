@@ -1,61 +1,78 @@
-"""Encoder layers in compiled kernels."""
+"""Encoders in compiled kernels."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from .layers import describe_layer
 from .library import load
 from .packed import pointer, runs_native
-from .steps import describe_layer
-from .structures import Built, Kept, SourceStruct
+from .structures import Described, LayerStruct, Reads, SourceStruct
 
-_built = Built()
+LayerCall = Callable[..., Tensor]
+"""Maps the input of a layer (T x B x C), and arguments that are not used, to its output."""
 
 
-class NativeEncoderLayer:
-    """``EncoderLayer`` in compiled kernels.
+class NativeEncoder:
+    """The layers of an encoder in compiled kernels.
 
     Args:
-        layer: the layer, in evaluation mode
+        encoder: the encoder, in evaluation mode
+        reads: notes the attributes that the kernels depend on
 
     Raises:
-        Unsupported: the kernels do not support it
+        Unsupported: the kernels do not support one of the layers
     """
 
-    def __init__(self, layer: nn.Module):
-        self._kept: Kept = []
-        self._run, self._struct = load().encoder_layer, describe_layer(layer, self._kept)
-        self._rotary = layer.self_attn.rotary
+    def __init__(self, encoder: nn.Module, reads: Reads):
+        layers = reads(encoder, "layers")
+        structs = [describe_layer(reads(layers, name), reads) for name in layers._modules]
+        self._structs: list[LayerStruct] = structs
+        self._pointers = (ctypes.c_void_p * len(structs))(*map(ctypes.addressof, structs))
+        self._rotary = layers[0].self_attn.rotary if structs else None
+        self._run, self._reads = load().encoder_layers, reads  # which owns the weights
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the layer's output (T x B x C); *bias*: the :func:`padding_bias` of *x*, or None."""
-        x = x.contiguous()
-        y, source = torch.empty_like(x), SourceStruct(x.size(1), x.size(0), torch.get_num_threads())
+        """Return the output of the last layer (T x B x C), if each layer reads the one below.
+
+        Args:
+            x: T x B x C
+            bias: the :func:`padding_bias` of *x*, or None
+        """
+        return self._layers(x, self._source(x, bias), 0, len(self._structs))
+
+    def layers(self, x: Tensor, bias: Tensor | None) -> list[LayerCall]:
+        """Return each layer as a function for inputs with the shape and the *bias* of *x*."""
+        source = self._source(x, bias)
+        return [lambda x, *_, first=first: self._layers(x, source, first, 1) for first in range(len(self._structs))]
+
+    def _source(self, x: Tensor, bias: Tensor | None) -> tuple[SourceStruct, list[Tensor]]:
+        """Return the structure of a batch, and the tensors whose addresses it has."""
+        source, kept = SourceStruct(x.size(1), x.size(0), torch.get_num_threads()), []
         if bias is not None:
-            bias = bias.float().contiguous()
-            source.bias, source.bias_stride = bias.data_ptr(), bias.stride(0)
+            kept.append(bias.float().contiguous())
+            source.bias, source.bias_stride = kept[0].data_ptr(), kept[0].stride(0)
         if self._rotary is not None:
-            cos, sin = self._rotary.at(0, x.size(0))
-            source.cos, source.sin = cos.data_ptr(), sin.data_ptr()
-        self._run(ctypes.byref(self._struct), ctypes.byref(source), pointer(x), pointer(y))
+            kept += self._rotary.at(0, x.size(0))
+            source.cos, source.sin = kept[-2].data_ptr(), kept[-1].data_ptr()
+        return source, kept
+
+    def _layers(self, x: Tensor, source: tuple[SourceStruct, list[Tensor]], first: int, count: int) -> Tensor:
+        x = x.contiguous()
+        y, layers = torch.empty_like(x), ctypes.byref(self._pointers, first * ctypes.sizeof(ctypes.c_void_p))
+        self._run(layers, ctypes.c_int64(count), ctypes.byref(source[0]), pointer(x), pointer(y))
         return y
 
 
-def find_encoder_layer(layer: nn.Module, x: Tensor) -> NativeEncoderLayer | None:
-    """Return *layer* in kernels; None if they do not support it, or *x*.
+_described = Described(NativeEncoder)
 
-    It is kept with the layer, and rebuilt if weights are packed again, or if parts of the layer or settings change.
-    """
-    kernels = type(layer).__dict__.get("kernels")  # subclasses do not inherit it
-    if kernels is None or getattr(layer.fc2, "native", None) is None or layer.training or not runs_native(x):
+
+def find_encoder(encoder: nn.Module, x: Tensor, bias: Tensor | None) -> NativeEncoder | None:
+    """Return the layers of *encoder* in kernels; None if they do not support one of them, or *x*."""
+    if encoder.training or not encoder.layers or not runs_native(x) or (bias is not None and bias.dim() != 4):
         return None
-    attention, norms = layer.self_attn, (layer.self_attn_layer_norm, layer.final_layer_norm)
-    linears = (layer.fc1, layer.fc_linear, layer.fc2, attention.qkv_proj, attention.out_proj)
-    settings = [getattr(linear, name, None) for linear in linears for name in ("native", "bias")]
-    settings += [getattr(norm, name, None) for norm in norms for name in ("weight", "bias")]
-    settings += [layer.residual, layer.activation_fn, layer.ffn_norm]
-    settings += [layer.dropout_module.apply_during_inference, attention.retain_dropout]
-    return _built.get(layer, settings, lambda: kernels(layer))
+    return _described(encoder)

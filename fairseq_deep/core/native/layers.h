@@ -15,6 +15,7 @@ struct Layer {
     int64_t pre_norm;
     Norm norms[3];
     Attention self, source;
+    Linear source_keys, source_values;
     Linear fc1, gate, fc2;  // fc2(act(fc1(x)) * gate(x)); without gate if it has no outputs
     int64_t activation;     // an Activation
     float scales[3];        // of the branches, in the order of `norms`
@@ -86,9 +87,9 @@ static void attend(bool to_source, const Attention& attention, const Step& step,
     const int threads = (int)step.threads;
     float *wide = scratch.wide.data(), *heads = scratch.heads.data();
     multiply(attention.input, x, wide, rows, threads, {NO_ACTIVATION, nullptr});
-    if (!to_source && keys.rotations.cos) rotate(attention, keys.rotations, rows, rows, threads, wide);
+    if (!to_source && step.rotations.cos) rotate(attention, step.rotations, rows, rows, threads, wide);
     if (to_source)
-        attend_all(attend_source, keys.sources, attention, step, keys, wide, heads);
+        attend_all(attend_source, count_sources(step, keys), attention, step, keys, wide, heads);
     else
         attend_all(attend_target, step.sentences, attention, step, keys, wide, heads);
     for (int64_t k = 0; added && k < rows * width; k++) heads[k] += added[k];

@@ -24,7 +24,7 @@ import torch
 from ..user_cache import user_cache
 
 logger = logging.getLogger(__name__)
-SOURCES = ("step.cpp", "attention.h", "layers.h", "products.h", "search.h", "vectors.h")
+SOURCES = ("step.cpp", "attention.h", "layers.h", "products.h", "search.h", "stacks.h", "vectors.h")
 SWITCH = "FAIRSEQ_DEEP_NATIVE"
 FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC")
 SECONDS = 300  # time limit of the compiler

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from .library import load
 from .packed import pointer
-from .structures import Built, Kept, LstmStruct, Unsupported, address, linear_struct, norm_struct
+from .structures import Described, LstmStruct, Reads, Unsupported
 
 EPS = 1e-5  # in the gates' norms
-_built = Built()
 
 
 class NativeLstm:
@@ -20,18 +19,21 @@ class NativeLstm:
 
     Args:
         hidden, gates: its parts
+        reads: notes the attributes that the kernels depend on
 
     Raises:
-        Unsupported: the kernels do not support these parts
+        Unsupported: the kernels do not support its parts
     """
 
-    def __init__(self, hidden: nn.Module, gates: nn.Module):
-        if hidden.fc2 is None or hidden.glu != "sigmoid" or hidden.training or hidden.dropout.apply_during_inference:
+    def __init__(self, hidden: nn.Module, gates: nn.Module, reads: Reads):
+        if reads(hidden, "fc2") is None or reads(hidden, "glu") != "sigmoid" or reads(hidden, "training"):
             raise Unsupported
-        self._kept: Kept = []
-        parts = (linear_struct(linear, self._kept) for linear in (hidden.fc1, hidden.fc2, gates))
-        weights = (address(weight, self._kept) for weight in (gates.norm_weight, gates.norm_bias))
-        self.struct = LstmStruct(*parts, norm_struct(hidden.layer_norm, self._kept), *weights, EPS)
+        if reads(reads(hidden, "dropout"), "apply_during_inference"):
+            raise Unsupported
+        parts = reads.linear(hidden, "fc1"), reads.linear(hidden, "fc2"), reads.packed(gates)
+        weights = (reads.address(gates, name) for name in ("norm_weight", "norm_bias"))
+        self._reads = reads  # owns the weights
+        self.struct = LstmStruct(*parts, reads.norm(hidden, "layer_norm"), *weights, EPS)
         self._run = load().lstm_step
 
     def __call__(self, out: Tensor, attention: Tensor, cell: Tensor) -> list[Tensor]:
@@ -44,13 +46,9 @@ class NativeLstm:
         return list(made)
 
 
-def find_lstm(hidden: nn.Module, gates: nn.Module) -> NativeLstm | None:
-    """Return the LSTM's step; None if the kernels do not support it.
+_described = Described(lambda hidden, reads, gates: NativeLstm(hidden, gates, reads))
 
-    It is kept with *hidden*, which always has the same *gates*, and rebuilt if a weight is packed again or replaced.
-    """
-    linears = (hidden.fc1, hidden.fc2, gates)
-    parts = [getattr(linear, name, None) for linear in linears for name in ("native", "bias")]
-    norms = (getattr(hidden.layer_norm, name, None) for name in ("weight", "bias"))
-    parts += [gates.norm_weight, gates.norm_bias, *norms, hidden.training, hidden.dropout.apply_during_inference]
-    return _built.get(hidden, parts, lambda: NativeLstm(hidden, gates))
+
+def find_lstm(hidden: nn.Module, gates: nn.Module) -> NativeLstm | None:
+    """Return the LSTM's step, if *hidden* always has the same *gates*; None if the kernels do not support it."""
+    return _described(hidden, gates)

@@ -1,52 +1,7 @@
 // The functions of the kernels, each one call from Python.
-#include "layers.h"
-#include "search.h"
+#include "stacks.h"
 
 extern "C" {
-
-// A layer of the decoder at one position of each hypothesis.
-void layer_step(const Layer* of, const Step* at, const Keys* cache, const float* x, float* y) {
-    const Layer& layer = *of;
-    const Step& step = *at;
-    const int64_t rows = step.sentences * step.beam;
-    const int threads = (int)step.threads;
-    Scratch& scratch = scratch_for(layer, rows);
-    for (int source = 0; source < (layer.source.heads ? 2 : 1); source++)
-        connect(layer, source, rows, threads, scratch, source ? y : x, y,
-                [&](const float* in, const Ending& ending, float* out) {
-                    const Attention& attention = source ? layer.source : layer.self;
-                    attend(source, attention, step, *cache, in, nullptr, ending, out, scratch);
-                });
-    feed_forward(layer, rows, threads, scratch, y);
-}
-
-// A layer of the encoder, from x to y (T x B x C).
-void encoder_layer(const Layer* of, const Source* at, const float* x, float* y) {
-    const Layer& layer = *of;
-    const Source& source = *at;
-    const int64_t rows = source.sentences * source.length;
-    const int threads = (int)source.threads;
-    Scratch& scratch = scratch_for(layer, rows);
-    connect(layer, 0, rows, threads, scratch, x, y, [&](const float* in, const Ending& ending, float* out) {
-        float *wide = scratch.wide.data(), *heads = scratch.heads.data();
-        multiply(layer.self.input, in, wide, rows, threads, {NO_ACTIVATION, nullptr});
-        if (source.rotations.cos) rotate(layer.self, source.rotations, rows, source.sentences, threads, wide);
-        attend_within(layer.self, source, wide, heads);
-        multiply(layer.self.output, heads, out, rows, threads, ending);
-    });
-    feed_forward(layer, rows, threads, scratch, y);
-    if (scratch.wide.size() > KEPT) scratch = {};
-}
-
-// Layers that each read the one below; y has the outputs of all.
-void stack_step(const Layer* const* layers, const Keys* const* caches, int64_t count, const Step* step, const float* x,
-                float* y) {
-    for (int64_t k = 0; k < count; k++) {
-        layer_step(layers[k], step, caches[k], x, y);
-        x = y;
-        y += step->sentences * step->beam * layers[k]->fc2.outputs;
-    }
-}
 
 // y = W_o (heads + added), added: rows x C or null
 void attention_step(const Attention* attention, int64_t to_source, const Step* step, const Keys* keys, const float* x,

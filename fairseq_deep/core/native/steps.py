@@ -1,7 +1,4 @@
-"""Decoding steps of decoder layers in compiled kernels, and the selection of supported layers.
-
-Gradients, attention weights, dropout and types other than fp32 use torch's operations.
-"""
+"""Attentions of decoders in compiled kernels, in decoding steps whose layers torch runs."""
 
 from __future__ import annotations
 
@@ -11,87 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..registry import UsageError
+from .layers import describe_attention
 from .library import load
 from .packed import pointer, runs_native
-from .structures import (
-    ACTIVATIONS,
-    AttentionStruct,
-    Kept,
-    KeysStruct,
-    LayerStruct,
-    NormStruct,
-    StepStruct,
-    Unsupported,
-    linear_struct,
-    norm_struct,
-)
-
-SUBLAYERS = ("self", "cross", "ffn")
-PARTS = "fairseq_deep.native_parts"
-"""Key of the supported parts in incremental states."""
-
-
-def _attention(attention: nn.Module, kept: Kept) -> AttentionStruct:
-    if "kernels" not in type(attention).__dict__:  # a mean, a recurrence or another attention
-        raise Unsupported
-    extras = (attention.relative_keys, attention.q_norm, attention.gate, attention.output_norm)
-    drops = attention.dropout > 0 and (attention.training or attention.retain_dropout)
-    if drops or any(extra is not None for extra in extras):
-        raise Unsupported
-    reads = attention.q_proj if attention.of_memory else attention.qkv_proj
-    heads = (attention.num_heads, attention.kv_heads, attention.head_dim)
-    return AttentionStruct(linear_struct(reads, kept), linear_struct(attention.out_proj, kept), *heads)
-
-
-class Keys:
-    """Addresses of the keys and values of one part, during a search.
-
-    Args:
-        target: the attention to the target, or None
-        source: the attention to the source, or None
-    """
-
-    def __init__(self, target: nn.Module | None, source: nn.Module | None):
-        self._source, self.struct = source, KeysStruct()
-        # reading attributes of modules in each step would be slow
-        self._own = None if target is None else target.own_cache
-        self._memory = None if source is None else source.memory_cache
-        self._heads = None if target is None else (target.kv_heads, target.head_dim)
-        self._rotary = None if target is None else target.rotary
-        self._buffer: Tensor | None = None
-        self._rotation: Tensor | None = None  # keeps its table, which another thread may replace
-        self._saved: dict | None = None
-
-    def update(self, x: Tensor, context: Any) -> KeysStruct:
-        """Find keys and values for the step of *context*, and make room for new ones."""
-        if self._own is not None:
-            native, (heads, dim) = context.native, self._heads
-            size = (2, native.sentences, heads, native.beam, dim)
-            buffer, self.struct.past = self._own.extend(context.cache, x, size)
-            if buffer is not self._buffer:
-                self._buffer, self.struct.target, self.struct.capacity = buffer, buffer.data_ptr(), buffer.size(3)
-                self.struct.to_values = buffer.stride(0)
-            if self._rotary is not None:
-                self._rotation = self._rotary.at(self.struct.past // native.beam)
-                self.struct.cos = self._rotation.data_ptr()
-                self.struct.sin = self._rotation[1].data_ptr()
-        if self._memory is not None:
-            saved = self._memory.saved(context.cache)
-            if saved is None:
-                self._source.keep_memory(x, context.memory, context.memory_padding, context.cache)
-                saved = self._memory.saved(context.cache)
-            if saved is not self._saved:  # reordering sources replaces it
-                self._saved = saved
-                self._read(saved["key"], saved["value"], saved["bias"])
-        return self.struct
-
-    def _read(self, key: Tensor, value: Tensor, bias: Tensor | None) -> None:
-        keys = self.struct
-        keys.source_keys, keys.source_values = key.data_ptr(), value.data_ptr()
-        keys.sources, keys.source_length = value.size(0), value.size(2)
-        keys.source_bias = None if bias is None else bias.data_ptr()
-        keys.bias_stride = 0 if bias is None else bias.stride(0)
+from .structures import Described, KeysStruct, Reads, StepStruct, Unsupported
 
 
 class NativeAttention:
@@ -99,146 +19,104 @@ class NativeAttention:
 
     Args:
         attention: the attention to the target or to the source
+        reads: notes the attributes that the kernels depend on
 
     Raises:
         Unsupported: the kernels do not support it
     """
 
-    def __init__(self, attention: nn.Module):
-        self._kept: Kept = []
-        self._run, self.struct = load().attention_step, _attention(attention, self._kept)
+    def __init__(self, attention: nn.Module, reads: Reads):
+        self._run, self._struct = load().attention_step, describe_attention(attention, reads)
+        self._attention, self._reads = attention, reads  # which owns the weights
         self._of_memory = ctypes.c_int64(attention.of_memory)
-        self.keys = Keys(None, attention) if attention.of_memory else Keys(attention, None)
+        # reading attributes of modules in each step would be slow
+        self._cache = attention.memory_cache if attention.of_memory else attention.own_cache
+        self._heads, self._rotary = (attention.kv_heads, attention.head_dim), attention.rotary
 
     def __call__(self, x: Tensor, context: Any, added: Tensor | None = None) -> Tensor:
         """Run the attention in a decoding step; see ``MultiheadAttention.forward``."""
-        x = x.contiguous()
-        y, keys = torch.empty_like(x), self.keys.update(x, context)
+        x, step = x.contiguous(), context.native.struct
+        y = torch.empty_like(x)
+        keys = self._memory(x, context) if self._of_memory.value else self._target(x, context)
         added = None if added is None else added.contiguous()
-        structs = ctypes.byref(self.struct), self._of_memory, ctypes.byref(context.native.struct), ctypes.byref(keys)
+        structs = ctypes.byref(self._struct), self._of_memory, ctypes.byref(step), ctypes.byref(keys)
         self._run(*structs, pointer(x), None if added is None else pointer(added), pointer(y))
         return y
 
+    def _target(self, x: Tensor, context: Any) -> KeysStruct:
+        """Return the keys of the target, with room for new ones."""
+        step, (heads, dim) = context.native.struct, self._heads
+        buffer, _ = self._cache.extend(context.cache, x, (2, step.sentences, heads, step.beam, dim))
+        if self._rotary is not None:
+            context.native.rotate(self._rotary)
+        return KeysStruct(buffer.data_ptr(), buffer.stride(0), buffer.size(3))
 
-class NativeLayer:
-    """``DecoderLayer`` in compiled kernels.
-
-    Args:
-        layer: the layer, in evaluation mode
-
-    Raises:
-        Unsupported: the kernels do not support it
-    """
-
-    def __init__(self, layer: nn.Module):
-        self._kept: Kept = []
-        self._run, self.struct = load().layer_step, describe_layer(layer, self._kept)
-        self.keys = Keys(layer.self_attn, layer.encoder_attn)
-
-    def __call__(self, x: Tensor, context: Any) -> Tensor:
-        """Run the layer in a decoding step; x and the result are 1 x B x C."""
-        x = x.contiguous()
-        y, keys = torch.empty_like(x), self.keys.update(x, context)
-        structs = ctypes.byref(self.struct), ctypes.byref(context.native.struct), ctypes.byref(keys)
-        self._run(*structs, pointer(x), pointer(y))
-        return y
-
-
-class NativeStack:
-    """All layers of a decoder in one call of the kernels; each reads the output of the layer below.
-
-    Args:
-        layers: the layers, from the lowest to the highest
-    """
-
-    def __init__(self, layers: list[NativeLayer]):
-        self._run, self._layers, self._count = load().stack_step, layers, ctypes.c_int64(len(layers))
-        addresses = ctypes.c_void_p * len(layers)
-        self._structs = addresses(*(ctypes.addressof(layer.struct) for layer in layers))
-        self._keys = addresses(*(ctypes.addressof(layer.keys.struct) for layer in layers))
-
-    def __call__(self, x: Tensor, context: Any) -> tuple[Tensor, ...]:
-        """Return the outputs of all layers (1 x B x C each) for the input *x* of the lowest."""
-        for layer in self._layers:
-            layer.keys.update(x, context)
-        x, y = x.contiguous(), torch.empty(len(self._layers), *x.shape)
-        self._run(self._structs, self._keys, self._count, ctypes.byref(context.native.struct), pointer(x), pointer(y))
-        return y.unbind(0)
-
-
-def describe_layer(layer: nn.Module, kept: Kept) -> LayerStruct:
-    """Return the structure of *layer* for the kernels, with the addresses of its weights; their owners go to *kept*.
-
-    Raises:
-        Unsupported: the kernels do not support it
-    """
-    if layer.training or layer.dropout_module.apply_during_inference:
-        raise Unsupported
-    if layer.activation_fn not in ACTIVATIONS or layer.ffn_norm is not None:
-        raise Unsupported
-    struct, source = LayerStruct(layer.normalize_before), getattr(layer, "encoder_attn", None)
-    struct.self = _attention(layer.self_attn, kept)
-    if source is not None:
-        struct.source = _attention(source, kept)
-    of_source = nn.Identity() if source is None else layer.encoder_attn_layer_norm
-    norms = (layer.self_attn_layer_norm, of_source, layer.final_layer_norm)
-    struct.norms = (NormStruct * 3)(*(norm_struct(norm, kept) for norm in norms))
-    struct.fc1, struct.fc2 = linear_struct(layer.fc1, kept), linear_struct(layer.fc2, kept)
-    struct.activation = ACTIVATIONS[layer.activation_fn]
-    if layer.fc_linear is not None:
-        struct.gate = linear_struct(layer.fc_linear, kept)
-    struct.scales = _scales(layer)
-    return struct
-
-
-def _scales(layer: nn.Module) -> ctypes.Array:
-    """Return the factors of the branches; the kernels support constant numbers."""
-    scales = (ctypes.c_float * 3)(1.0, 1.0, 1.0)
-    if not layer.residual.foldable:
-        raise Unsupported
-    for index, (name, _) in enumerate(layer.sublayers):
-        try:
-            before, after = layer.residual.factors(index)
-        except UsageError:  # not constant yet
-            raise Unsupported from None
-        if isinstance(before, Tensor) or isinstance(after, Tensor) or before != 1.0:
-            raise Unsupported
-        scales[SUBLAYERS.index(name)] = after
-    return scales
+    def _memory(self, x: Tensor, context: Any) -> KeysStruct:
+        """Return the keys of the source, which the first step computes."""
+        saved = self._cache.saved(context.cache)
+        if saved is None:
+            self._attention.keep_memory(x, context.memory, context.memory_padding, context.cache)
+            saved = self._cache.saved(context.cache)
+        key, value, bias = saved["key"], saved["value"], saved["bias"]
+        keys = KeysStruct(None, 0, 0, key.data_ptr(), value.data_ptr(), None, value.size(0), value.size(2))
+        if bias is not None:
+            keys.source_bias, keys.bias_stride = bias.data_ptr(), bias.stride(0)
+        return keys
 
 
 class NativeStep:
-    """Decoding step in compiled kernels.
-
-    Attributes:
-        parts: the supported layers and attentions
-        stack: all layers; None if the kernels do not support one of them
-    """
-
-    def __init__(self, seen: Tensor, step: Any, parts: dict[nn.Module, Any], stack: NativeStack | None):
-        self.parts, self.stack, self._seen = parts, stack, seen
-        self.sentences, self.beam = (seen.size(0), 1) if step.mask is None else (step.mask.size(0), step.mask.size(2))
-        threads, finite = torch.get_num_threads(), not step.caller_checks_nan
-        self.struct = StepStruct(self.sentences, self.beam, seen.size(1), threads, finite, seen.data_ptr())
-
-
-def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: Any) -> NativeStep | None:
-    """Return the step of the *layers* of a decoder; None if torch's operations run all layers.
+    """Decoding step with attentions in compiled kernels.
 
     Args:
-        cache: the state of incremental decoding, which also stores the supported parts
+        parts: the supported attentions
+        seen: hypotheses x T, the slots of the target's keys that each sees
+        step: a ``DecodingStep``
+    """
+
+    def __init__(self, parts: dict[nn.Module, NativeAttention], seen: Tensor, step: Any):
+        self.parts, self._seen, self._rotation = parts, seen, None
+        sentences, beam = (seen.size(0), 1) if step.mask is None else (step.mask.size(0), step.mask.size(2))
+        length, finite = seen.size(1), not step.caller_checks_nan
+        past, threads = max(length - 1, 0) * beam, torch.get_num_threads()
+        self.struct = StepStruct(sentences, beam, length, threads, past, finite, seen.data_ptr(), length)
+
+    def rotate(self, rotary: nn.Module) -> None:
+        """Set the rotations of this position; all attentions of a decoder have the same."""
+        if self._rotation is None:
+            self._rotation = rotary.at(self.struct.length - 1)  # keeps its table, which another thread may replace
+            self.struct.cos, self.struct.sin = (each.data_ptr() for each in self._rotation)
+
+
+def _supported(layers: nn.ModuleList, reads: Reads) -> dict[nn.Module, NativeAttention]:
+    """Return the attentions of *layers* that the kernels support."""
+    found = {}
+    for part in layers.modules():
+        # subclasses do not inherit the attribute
+        if type(part).__dict__.get("kernels") is NativeAttention:
+            try:
+                found[part] = NativeAttention(part, reads)
+            except Unsupported:
+                continue
+    return found
+
+
+_described = Described(_supported)
+
+
+def begin_step(layers: nn.ModuleList, x: Tensor, step: Any) -> NativeStep | None:
+    """Return the step of the *layers* of a decoder; None if torch's operations run all attentions.
+
+    Args:
         x: 1 x B x C, the input of the first layer
         step: a ``DecodingStep``
     """
     if step.place is not None or not runs_native(x):
         return None
-    if PARTS not in cache:
-        cache[PARTS] = _supported(layers)
-    if not cache[PARTS]["parts"]:
+    parts, rows, mask = _described(layers), x.size(1), step.mask
+    if not parts:
         return None
-    rows, mask = x.size(1), step.mask
     if mask is None:  # no layer has self-attention
-        return NativeStep(torch.empty(rows, 0, dtype=torch.int32), step, **cache[PARTS])
+        return NativeStep(parts, torch.empty(rows, 0, dtype=torch.int32), step)
     slots, length = mask.size(3), mask.size(3) // mask.size(2)
     whole = mask.size(0) == 1 or mask.stride(0) == mask.size(2) * mask.stride(2)
     if mask.dtype != torch.float32 or mask.stride(3) != 1 or not whole:
@@ -247,25 +125,4 @@ def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: Any) -> Nati
     sizes = map(ctypes.c_int64, (rows, mask.stride(2), slots, length))
     if load().seen_slots(pointer(mask), *sizes, pointer(seen)) != length:
         return None  # some hypotheses have padding
-    return NativeStep(seen, step, **cache[PARTS])
-
-
-def _supported(layers: nn.ModuleList) -> dict[str, Any]:
-    """Return the layers that the kernels support, the supported attentions of other layers, and all layers as one.
-
-    The attribute ``kernels`` of a class is its implementation. Subclasses do not inherit it.
-    """
-    found: dict[nn.Module, NativeLayer | NativeAttention] = {}
-    for layer in layers:
-        for part in layer.modules():
-            kernels = type(part).__dict__.get("kernels")
-            if kernels is not None:
-                try:
-                    found[part] = kernels(part)
-                except Unsupported:
-                    continue
-                if part is layer:
-                    break
-    whole = [found.get(layer) for layer in layers if not layer._forward_hooks and not layer._forward_pre_hooks]
-    native = [part for part in whole if isinstance(part, NativeLayer)]
-    return {"parts": found, "stack": NativeStack(native) if len(native) == len(layers) else None}
+    return NativeStep(parts, seen, step)

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fairseq_deep.core.attention.beams import CALLER_CHECKS_NAN
 from fairseq_deep.core.registry import UsageError
 
 from .candidates import best_candidates, log_normaliser
@@ -114,11 +113,12 @@ class BeamSearch:
         With *checks_nan*, caches store keys without a check for NaN, and the search returns False as soon as there is
         any.
         """
-        states: list[dict] = [{CALLER_CHECKS_NAN: {}} if checks_nan else {} for _ in self.models]
+        pairs = zip(self.models, encoded)
+        states = [model.decoder.start(source, self.options.beam, checks_nan) for model, source in pairs]
         device = encoded[0]["encoder_out"][0].device
         words = torch.full((len(found.numbers),), first, device=device)
         while True:
-            logits, offsets, broken = self._log_probabilities(found, words, encoded, states)
+            logits, offsets, broken = self._log_probabilities(found, words, states)
             if checks_nan and broken:
                 return False
             self._forbid(logits, found, prefix)
@@ -127,9 +127,8 @@ class BeamSearch:
             if goes_on is None:
                 return True
             words, order = goes_on.words.to(device), goes_on.order.to(device)
-            # the states now hold the projected encoder output, so the output itself is not reordered
-            for model, state in zip(self.models, states):
-                model.decoder.reorder_incremental_state_scripting(state, order)
+            for state in states:
+                state.reorder(order)
 
     def _candidates(self, logits: Tensor, offsets: Tensor, found: Hypotheses) -> tuple[Tensor, Tensor, Tensor]:
         scores, beam, size = found.scores.to(logits.device), self.options.beam, logits.size(1)
@@ -140,20 +139,20 @@ class BeamSearch:
             raise UsageError(f"beam {beam} exceeds the {count} tokens that a hypothesis can begin with: lower it")
         return best_candidates(logits, offsets.view_as(scores) + scores, scores.size(1), count)
 
-    def _log_probabilities(self, found: Hypotheses, words: Tensor, encoded, states):
+    def _log_probabilities(self, found: Hypotheses, words: Tensor, states):
         """Return scores of all tokens (hypotheses x V), an offset per row that makes them log-probabilities, and (on a
         CPU) whether any row is not finite."""
-        prefix = words.unsqueeze(1).expand(-1, found.step + 1)  # models only read the last token and the length
         outputs, weights = [], []
-        for model, encoder_out, state in zip(self.models, encoded, states):
-            output, extra = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)
-            weights += [attn[:, -1] for attn in extra["attn"] if attn is not None]
-            output = output[:, -1]
-            outputs.append(output if self.options.temperature == 1.0 else output / self.options.temperature)
+        for state in states:
+            output, attn, normalisers = state.step(words)
+            weights += [] if attn is None else [attn]
+            if self.options.temperature != 1.0:
+                output, normalisers = output / self.options.temperature, None
+            outputs.append(output)
         if weights:
             found.attend(torch.stack(weights).sum(0).div_(len(self.models)).float().cpu())
         if len(outputs) == 1 and outputs[0].device.type == "cpu":
-            return _with_normaliser(outputs[0])
+            return _with_normaliser(outputs[0], normalisers)
         logs = torch.stack([output.float().log_softmax(-1) for output in outputs])
         mean = logs[0] if len(outputs) == 1 else logs.logsumexp(0) - math.log(len(outputs))
         broken = mean.device.type == "cpu" and bool(mean.isnan().any())
@@ -188,10 +187,10 @@ class BeamSearch:
         logits.masked_fill_(others & words.ne(self.pad).unsqueeze(1), -math.inf)
 
 
-def _with_normaliser(logits: Tensor):
+def _with_normaliser(logits: Tensor, normaliser: Tensor | None):
     """Return the result of :meth:`BeamSearch._log_probabilities` for one model."""
     logits = logits.float()
-    normaliser = log_normaliser(logits)
+    normaliser = log_normaliser(logits) if normaliser is None else normaliser
     broken = not math.isfinite(float(normaliser.sum()))
     if broken:
         rows = ~normaliser.isfinite()

@@ -1,0 +1,83 @@
+"""State of incremental decoding: the encoded batch, caches, and the number of positions so far.
+
+A search calls, for the newest token of each hypothesis and then for the hypotheses that continue::
+
+    state = decoder.start(encoder_out)
+    scores, weights, normalisers = state.step(words)
+    state.reorder(order)
+
+fairseq's generator passes a dictionary of caches instead, and the whole prefix of each hypothesis.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+
+class Source(NamedTuple):
+    """The encoded batch, as the decoder reads it.
+
+    Attributes:
+        memory: S x B x C, the encoder output; None without a source
+        padding: B x S, true where *memory* is padding; None if there is no mask
+        memories: one memory per layer; empty if all layers attend to *memory*
+        languages: indices of the target languages, B; None if nothing depends on them
+    """
+
+    memory: Tensor | None
+    padding: Tensor | None
+    memories: list[Tensor]
+    languages: Tensor | None
+
+
+class DecodingState:
+    """State of incremental decoding, with caches in torch's operations.
+
+    Args:
+        decoder: the decoder
+        source: the encoded batch
+        caches: state of each module by its key; None: the state before the first position
+        length: number of positions so far
+        checks_nan: caches store new keys unchanged, because the caller starts again if a score is NaN
+    """
+
+    def __init__(
+        self,
+        decoder: nn.Module,
+        source: Source,
+        caches: dict[str, Any] | None = None,
+        length: int = 0,
+        checks_nan: bool = False,
+    ):
+        self.decoder, self.source, self.length, self.checks_nan = decoder, source, length, checks_nan
+        self.caches = {} if caches is None else caches
+
+    def step(self, words: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        """Advance by one position.
+
+        Args:
+            words: the newest token of each hypothesis, B
+
+        Returns:
+            scores of all tokens (B x V), attention weights (B x S) or None, and no normalisers
+        """
+        x, extra = self.features(words)
+        weights = extra["attn"][0]
+        return self.decoder.output_layer(x)[:, -1], None if weights is None else weights[:, -1], None
+
+    def features(self, words: Tensor, *alignment: int | None) -> tuple[Tensor, dict]:
+        """Advance by one position; return features (B x 1 x C) and the dictionary of ``extract_features``.
+
+        Args:
+            words: the newest token of each hypothesis, B
+            alignment: layer and number of heads of attention weights, as for ``extract_features``
+        """
+        self.length += 1
+        return self.decoder.step_features(self, words, *alignment)
+
+    def reorder(self, order: Tensor) -> None:
+        """Continue with the hypotheses *order* (B)."""
+        self.decoder.reorder_incremental_state_scripting(self.caches, order)
+
