@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from .attention import FirstValues, HypothesisState, MultiheadAttention, SharedBeamState
@@ -222,7 +223,10 @@ class Decoder(TransformerStack):
         native = find_decoder(self, source.memory)
         if native is None:
             return DecodingState(self, source, checks_nan=checks_nan)
-        return NativeState(native, self, source, beam, checks_nan)
+        padding = None
+        if source.padding is not None and bool(source.padding.any()):
+            padding = padding_bias(source.padding, torch.float32)
+        return NativeState(native, self, source._replace(padding=padding), beam, checks_nan)
 
     def read_source(self, encoder_out: dict[str, list[Tensor]] | None) -> Source:
         """Return what the decoder reads of the encoder's dictionary.

@@ -21,7 +21,7 @@ CORE = [
     ["layers", "diagnostics", "alignment", "checkpoints", "folding"],
     ["layer_options", "languages", "stream_folding"],
     ["checks", "description"],
-    ["transformer_stack"],
+    ["transformer_stack", "decoding_state"],
     ["encoder", "decoder"],
     ["transformer", "torch_export"],
 ]

@@ -7,7 +7,6 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from ..attention.masks import padding_bias
 from .layers import describe_layer
 from .library import load
 from .packed import pointer, runs_native
@@ -72,7 +71,7 @@ class NativeState:
 
     Args:
         native, decoder: the decoder, twice
-        source: the encoded batch
+        source: the encoded batch, with the :func:`padding_bias` of its memory if there is padding
         beam: largest number of hypotheses per sentence
         checks_nan: see :class:`DecodingState`
     """
@@ -95,10 +94,9 @@ class NativeState:
         memories = source.memories or [source.memory]
         length, (heads, dim) = memories[0].size(0), self._native.heads
         room = torch.empty(len(self._keys), 2, self._sources, heads, length, dim)
-        kept, bias, threads = [room], None, ctypes.c_int64(torch.get_num_threads())
-        if source.padding is not None and bool(source.padding.any()):
-            bias = source.padding if source.padding.dim() == 4 else padding_bias(source.padding, torch.float32)
-            kept.append(bias := bias.contiguous())
+        kept, bias, threads = [room], source.padding, ctypes.c_int64(torch.get_num_threads())
+        if bias is not None:
+            kept.append(bias := bias.float().contiguous())
         for index, (keys, layer, own) in enumerate(zip(self._keys, self._native.layers, room)):
             keys.source_keys, keys.source_values = own[0].data_ptr(), own[1].data_ptr()
             keys.sources, keys.source_length = self._sources, length
