@@ -16,7 +16,7 @@ FIRST = 32  # positions that a search has room for at first
 
 
 class NativeDecoder:
-    """A decoder whose layers all run in compiled kernels; searches and threads share it.
+    """A decoder with all layers in compiled kernels; searches and threads share it.
 
     Args:
         decoder: the decoder, in evaluation mode
@@ -66,8 +66,8 @@ def find_decoder(decoder: nn.Module, memory: Tensor | None) -> NativeDecoder | N
 class NativeState:
     """State of incremental decoding in compiled kernels; see :class:`~fairseq_deep.core.decoding_state.DecodingState`.
 
-    Caches hold the keys of all hypotheses of a sentence, and never move: each hypothesis has a list of the slots that
-    it sees, each sentence a place.
+    Caches hold the keys of all hypotheses of each sentence, and never move. Each hypothesis has a list of the slots
+    that it sees, and each sentence has a place.
 
     Args:
         native, decoder: the decoder, twice
@@ -151,7 +151,7 @@ class NativeState:
             step.cos, step.sin = (each.data_ptr() for each in self._rotation)
         order = None if before.length == 0 else pointer(self._order)
         self._library.next_step(ctypes.byref(before), ctypes.byref(step), order, ctypes.c_int64(self._slots))
-        self._before = seen, places  # whose addresses the step has
+        self._before = seen, places  # the step has their addresses
         return step
 
     def _grow(self, length: int) -> None:
@@ -166,5 +166,5 @@ class NativeState:
             keys.target, keys.to_values, keys.capacity = own.data_ptr(), own.stride(0), own.size(3)
 
     def reorder(self, order: Tensor) -> None:
-        """Continue with the hypotheses *order*; those of a sentence stay together."""
+        """Continue with the hypotheses *order*; all of one sentence stay together."""
         self._order = order.contiguous()

@@ -51,7 +51,7 @@ class NativeEncoder:
         return [lambda x, *_, first=first: self._layers(x, source, first, 1) for first in range(len(self._structs))]
 
     def _source(self, x: Tensor, bias: Tensor | None) -> tuple[SourceStruct, list[Tensor]]:
-        """Return the structure of a batch, and the tensors whose addresses it has."""
+        """Return the structure of a batch, and the tensors that own its memory."""
         source, kept = SourceStruct(x.size(1), x.size(0), torch.get_num_threads()), []
         if bias is not None:
             kept.append(bias.float().contiguous())

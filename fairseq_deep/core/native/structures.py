@@ -125,7 +125,7 @@ class Reads:
         return tensor.data_ptr()
 
     def norm(self, module: nn.Module, name: str) -> NormStruct:
-        """Return the structure of a norm, with the addresses of its weights; of None, that of no norm."""
+        """Return the structure of a norm, with the addresses of its weights; for None, the structure without a norm."""
         norm = self(module, name)
         if norm is None or type(norm) is nn.Identity:
             return NormStruct(NO_NORM)
