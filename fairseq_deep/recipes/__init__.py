@@ -1,5 +1,4 @@
 """Recipes: experiments from text to BLEU in resumable stages.
 
-A configuration (:mod:`options`) is resolved to a plan (:mod:`plan`), which runs in stages (:mod:`stages`). The driver
-imports only the standard library, so it can check its input before packages are installed.
+A configuration (:mod:`options`) is resolved to a plan (:mod:`plan`), which runs in stages (:mod:`stages`).
 """

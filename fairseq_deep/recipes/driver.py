@@ -21,7 +21,7 @@ from typing import Any
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.machine import count_cores
 
-from . import estimate, model, nodes, record, scripts, seeds
+from . import estimate, nodes, record, scripts, seeds
 from .display import Display
 from .engine import Engine, Stopped
 from .options import EXAMPLES
@@ -88,9 +88,7 @@ def _main(kind: str, script: str, *words: str) -> int:
 
 def describe(plan: Plan) -> None:
     """Print the plan, and reject an experiment without enough free disk space."""
-    exports = model.describe_exports(plan.train_command) if plan.options.dry_run else ""  # otherwise stage 0 prints it
-    for line in filter(None, (*estimate.describe(plan), exports)):
-        print(line, flush=True)
+    print(*estimate.describe(plan), sep="\n", flush=True)
     if not plan.place.rank and not plan.options.dry_run:
         check_disk(plan)
 

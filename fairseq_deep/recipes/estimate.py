@@ -6,13 +6,13 @@ import contextlib
 import itertools
 import math
 import os
-import re
 import shutil
 from collections.abc import Iterator
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.machine import count_cores
 
+from .model import describe_exports
 from .plan import Plan
 from .text.corpus import find_text, read_lines
 
@@ -41,10 +41,8 @@ def describe(plan: Plan) -> Iterator[str]:
         yield f"seeds    {seeds}: one after the other, each in the subdirectory seedN"
     yield f"disk     about {needed_gb(plan)} GB; {free_gb(plan.exp)} GB free"
     yield f"time     {'each seed: ' * bool(plan.seed_list)}{_time_words(plan)}"
-    if options.ngpu and _job_updates(plan):
-        yield f"         {_gpu_words(plan)}"
-    yield from (f"warning  {note}" for note in plan.notes)
-    yield from _warnings(plan)
+    yield from (f"warning  {note}" for note in (*plan.notes, *_warnings(plan)))
+    yield from filter(None, [describe_exports(plan.args)])
 
 
 def needed_gb(plan: Plan) -> int:
@@ -87,79 +85,61 @@ def _job_updates(plan: Plan) -> int:
     return int(plan.train_value("--max-update") or plan.options.job_updates)
 
 
-def _hours(plan: Plan) -> float:
-    """Return the time limit of training in hours; 0 without a limit."""
-    return max(0.0, float(plan.train_value("--stop-time-hours") or 0))
-
-
 def _time_words(plan: Plan) -> str:
-    """Describe the training time at several speeds; the actual speed is printed with the progress."""
-    hours, total = _hours(plan), _job_updates(plan)
-    if hours:
+    """Describe the training time; the actual speed is printed with the progress."""
+    total, hours, epochs = _job_updates(plan), plan.args.stop_time_hours, plan.args.max_epoch
+    if hours > 0:
         return f"training ends after {60 * hours:.0f} minutes at the latest"
     if not total:
-        epochs = int(plan.train_value("--max-epoch", "0"))
         if not epochs:
             return "training has no limit: stop it with Ctrl-C, or give --max-update"
         return f"training ends after {epochs} epochs; every progress line shows the time left"
-    tokens = total * plan.product
-
-    def lasts(pace: float) -> str:
-        seconds = tokens / pace
-        return f"{int(seconds / 60 + 1)} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"
-
-    millions = f"{tokens / 1e6:.{1 if tokens < 1e7 else 0}f} million tokens"
-    return (
-        f"{total} updates = {millions}: {lasts(1e5)} at 100,000 tokens/s, {lasts(1e4)} at 10,000, {lasts(1e3)} at 1,000"
-    )
-
-
-def _gpu_words(plan: Plan) -> str:
-    """Describe the training time on GPUs that were measured (docs/gpu.md), without losses between several."""
-    millions = _parameters(plan) / 1e6
-    seconds = _job_updates(plan) * (plan.product / plan.devices * (H100[0] + H100[1] * millions) + H100[2] * millions)
-    hours = seconds / 3600
+    hours, tokens = _hours(plan), total * plan.product / 1e6
     lasts = f"{hours:,.0f} h" if hours >= 2 else f"{max(1, round(60 * hours)):,} min"
-    return f"about {lasts} on {plan.devices} x H100 in fp16 or bf16 (from steps measured on one: docs/gpu.md)"
+    device = f"{plan.devices} x H100 in fp16 or bf16 (from steps measured on one: docs/gpu.md)"
+    device = device if plan.options.ngpu else "this CPU at best"
+    return f"{total} updates = {tokens:,.{1 if tokens < 10 else 0}f} million tokens: about {lasts} on {device}"
+
+
+def _hours(plan: Plan) -> float:
+    """Estimate the training time on all GPUs, as measured on one H100 (docs/gpu.md), or on the CPU at full speed."""
+    tokens, millions = _training_tokens(plan), _parameters(plan) / 1e6
+    if plan.options.ngpu:
+        step = H100[0] + H100[1] * millions
+        return (tokens / plan.devices * step + _job_updates(plan) * H100[2] * millions) / 3600
+    return 6e6 * millions * tokens / FLOPS / count_cores() / 3600  # 6 operations per parameter and token
 
 
 def _warnings(plan: Plan) -> Iterator[str]:
     """Warn about a job for GPUs on a CPU, a large model with little text, and a training that ends in its warm-up."""
-    options, parameters = plan.options, _parameters(plan)
+    options, advice = plan.options, "examples/own_text/run.sh"
     if options.smoke or not options.stage <= 4 <= options.stop_stage:
         return
     if ends_in_warmup(plan):
-        yield f"warning  {ends_in_warmup(plan)}: add a shorter --warmup-updates after --"
-    hours = int(6 * parameters * _training_tokens(plan) / FLOPS / count_cores() / 3600)  # 6 per parameter and token
-    if not options.ngpu and hours >= 48 and not _hours(plan):
-        yield (f"warning  training takes more than {hours:,} hours on this CPU: use a GPU, or for your own text "
-               "examples/own_text/run.sh")  # fmt: skip
+        yield f"{ends_in_warmup(plan)}: add a shorter --warmup-updates after --"
+    if not options.ngpu and _hours(plan) >= 48 and not plan.args.stop_time_hours > 0:
+        yield (f"training takes more than {int(_hours(plan)):,} hours on this CPU: use a GPU, or for your own text "
+               f"{advice}")  # fmt: skip
     pairs = _count_pairs(plan) if plan.route == "folder" else 100_000
-    if pairs < 100_000 and parameters >= 50_000_000:
-        yield (f"warning  {pairs:,} training pairs are few for a model of this size: examples/own_text/run.sh has "
-               "smaller ones")  # fmt: skip
+    if pairs < 100_000 and _parameters(plan) >= 50_000_000:
+        yield f"{pairs:,} training pairs are few for a model of this size: {advice} has smaller ones"
 
 
 def ends_in_warmup(plan: Plan) -> str:
     """Return a note if training has no more updates than its warm-up; otherwise ""."""
-    updates, warmup = plan.train_value("--max-update", "0"), plan.train_value("--warmup-updates", "0")
-    if not warmup.isdecimal() or not 0 < int(updates) <= int(warmup):
+    updates, warmup = plan.args.max_update, getattr(plan.args, "warmup_updates", 0)
+    if not 0 < updates <= warmup:
         return ""
     return f"training ends within its warm-up (--max-update {updates}, --warmup-updates {warmup})"
 
 
 def _parameters(plan: Plan) -> int:
-    """Estimate the number of parameters from the name of the architecture and the flags."""
-    name, layers, decoder = plan.options.arch, 6, 6
-    match = re.search(r"_(\d+)l((\d+)l)?", name)
-    if match:
-        layers, decoder = int(match[1]), int(match[3] or 6)
-    width = 1024 if "_big" in name else 64 if "_tiny" in name else 512
-    width = int(plan.train_value("--encoder-embed-dim", str(width)))
-    ffn = int(plan.train_value("--encoder-ffn-embed-dim", str(4 * width)))
-    layers = int(plan.train_value("--encoder-layers", str(layers)))
-    decoder = int(plan.train_value("--decoder-layers", str(decoder)))
-    return (layers * (4 * width + 2 * ffn) + decoder * (8 * width + 2 * ffn) + plan.options.bpe_merges) * width
+    """Estimate the number of parameters: matrices of attention and feed-forward sub-layers, and one embedding."""
+    args, total = plan.args, plan.options.bpe_merges * plan.args.encoder_embed_dim
+    for side, attentions in (("encoder", 1), ("decoder", 2)):
+        layers, width, ffn = (getattr(args, f"{side}_{name}", 0) for name in ("layers", "embed_dim", "ffn_embed_dim"))
+        total += layers * width * (4 * width * attentions + 2 * ffn)
+    return total
 
 
 def _training_tokens(plan: Plan) -> int:
@@ -172,7 +152,7 @@ def _training_tokens(plan: Plan) -> int:
         path = os.path.join(plan.options.data, f"train.{plan.options.target_lang}{end}")
         if plan.route == "folder" and os.path.isfile(path):
             size = factor * os.path.getsize(path)
-    return int(plan.train_value("--max-epoch", "0")) * size // 4
+    return plan.args.max_epoch * size // 4
 
 
 def _count_pairs(plan: Plan) -> int:

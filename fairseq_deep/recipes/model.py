@@ -1,54 +1,79 @@
-"""The model of a training command: whether its architecture exists, and the formats that it can have."""
+"""The model of a training command: its flags as fairseq-train parses them, and the formats that it can have."""
 
 from __future__ import annotations
 
+import argparse
 import logging
-import sys
+import os
+import re
+from collections.abc import Iterable
 
 from fairseq_deep.errors import UsageError, nearest
 
 
-def unblock_fairseq() -> None:
-    """Allow the import of fairseq, which the driver blocks, since it takes seconds."""
-    if sys.modules.get("fairseq", 1) is None:
-        del sys.modules["fairseq"]
+def parse_flags(words: list[str], others: Iterable[str] = ()) -> argparse.Namespace:
+    """Return the flags of a fairseq-train command as fairseq parses them.
 
-
-def describe_exports(command: list[str]) -> str:
-    """Describe the formats that the model of a training *command* can have; empty if it has no model of this package.
-
-    Other problems are reported by fairseq-train.
+    Args:
+        others: flags that a user may have meant by an unknown one, in addition to fairseq's
 
     Raises:
-        UsageError: the architecture is unknown
+        UsageError: where fairseq's parser would exit
     """
-    unblock_fairseq()
+    from fairseq import options
+
+    parser = options.get_training_parser()
+
+    def refuse(message: str) -> None:
+        unknown = re.search(r"unrecognized arguments: (\S+)", message)
+        if unknown:
+            flag = unknown[1].partition("=")[0]
+            message = f"unknown flag '{flag}'{nearest(flag, [*parser._option_string_actions, *others])}"
+        raise UsageError(message.removeprefix("argument "))
+
+    parser.error = refuse  # type: ignore[method-assign, assignment]
+    return options.parse_args_and_arch(parser, list(words))
+
+
+def parse_command(command: list[str], others: Iterable[str] = ()) -> argparse.Namespace:
+    """Return the flags of a fairseq-train *command*, completed by its architecture, without building the model.
+
+    Args:
+        others: other flags that a user may have meant by an unknown one
+
+    Raises:
+        UsageError: the architecture is unknown, or a flag is unknown, has a wrong value or contradicts another one
+    """
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    import fairseq_deep
+    from fairseq_deep.core.checks import check_flags
+    from fairseq_deep.core.description import describe
+    from fairseq_deep.core.languages import chosen_flag
+
+    for name in ("fairseq", "fairseq_deep"):  # fairseq-train logs the same messages
+        logging.getLogger(name).setLevel(logging.WARNING)
     arch = command[command.index("--arch") + 1]
-    check_arch(arch)
-    from fairseq_deep.plugin.architectures import ARCHITECTURES, TWINS
+    if arch not in ARCH_MODEL_REGISTRY:
+        raise UsageError(f"unknown --arch {arch}{nearest(arch, ARCH_MODEL_REGISTRY)}: fairseq-deep archs lists them")
+    words = [word for word in command[1:] if word != "--fp16"]  # it requires a GPU
+    args = parse_flags([*words, "--save-dir", os.devnull], others)  # without a look at a checkpoint
+    if arch in fairseq_deep.list_archs():
+        tags = {"num_languages": 1} if chosen_flag(args) else {}  # those of the dictionary are counted in training
+        known = argparse.Namespace(**{**tags, **vars(args)})
+        check_flags(known, describe(known))
+    return args
+
+
+def describe_exports(args: argparse.Namespace) -> str:
+    """Describe the formats that a model with the flags *args* can have; empty if it is not a model of this package."""
+    import fairseq_deep
+    from fairseq_deep.plugin.architectures import TWINS
     from fairseq_deep.runtime.plain import NAMES, formats_of
 
-    from .compare.systems import parse_flags
-
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
-    words = [word for word in command[1:] if word != "--fp16"]  # which requires a GPU
-    if arch not in {*ARCHITECTURES, *TWINS}:
+    if args.arch not in {*fairseq_deep.list_archs(), *TWINS}:
         return ""
-    try:
-        formats, why = formats_of(parse_flags(words))
-    except (UsageError, SystemExit):
-        return ""
+    formats, why = formats_of(args)
     line = ", ".join(["exports  torch (.pt2), package", *formats])
     missing = ", ".join(name for name in NAMES.values() if name not in formats)
     return line + (f"; not {missing} ({why})" if missing else "")
-
-
-def check_arch(name: str) -> None:
-    """Reject an architecture that neither fairseq nor this package registers."""
-    unblock_fairseq()
-    from fairseq.models import ARCH_MODEL_REGISTRY
-
-    import fairseq_deep.plugin.architectures  # noqa: F401 (registers ours)
-
-    if name not in ARCH_MODEL_REGISTRY:
-        raise UsageError(f"unknown --arch {name}{nearest(name, ARCH_MODEL_REGISTRY)}: fairseq-deep archs lists them")

@@ -186,18 +186,6 @@ MANAGED = ("save_dir", "user_dir", "log_format", "cpu", "fp16", "bf16", "amp", "
            "distributed_backend")  # fmt: skip
 
 
-# flags of fairseq that resemble options of a recipe
-SIMILAR = ("--average-ffn", "--bt-max-len-a", "--bt-max-len-b", "--ema-update-freq", "--infer-target-lang", "--mask",
-           "--mask-other", "--max-tokens-valid", "--num-workers", "--target-glu")  # fmt: skip
-
-
-def check_spelling(options: Options, flag: str, where: str = "") -> None:
-    """Reject a flag for fairseq-train that is a misspelt option of the recipe."""
-    hint = nearest(flag, map(flag_of, options.declared()), cutoff=0.8)
-    if hint and flag not in SIMILAR:
-        raise UsageError(f"{where}unknown option '{flag}'{hint}")
-
-
 def check_extra_flags(options: Options) -> None:
     """Reject flags after ``--`` that the recipe passes itself."""
     for word in options.extra:
@@ -211,7 +199,6 @@ def check_extra_flags(options: Options) -> None:
             raise UsageError(f"{flag} is set by this script: see --embeddings")
         if name in MANAGED:
             raise UsageError(f"{flag} is set by this script: see --exp, --precision, --ngpu and --nnodes")
-        check_spelling(options, flag)
 
 
 def find_conf(name: str, task: str, beside: str = "") -> str:
@@ -261,5 +248,4 @@ def _read_line(options: Any, path: str, line: str, lines: list[str], open_files:
         if name not in options.given:
             options.set(name, value or "true")
     elif flag != "--deep-init" or "arch" not in options.given or f"--arch {options.arch}" in lines:
-        check_spelling(options, flag, f"{path}: ")
         options.conf_flags[flag] = value  # a job's --deep-init applies only to the job's architecture

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
+import functools
 import os
-import re
-import subprocess
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.command_lines import flags_of
 from fairseq_deep.tools.machine import count_cores
 
 from . import changes, nodes, seeds
-from .options import EXAMPLES, ROOT, WHOLE, check_extra_flags, load_conf
+from .model import parse_command
+from .options import EXAMPLES, ROOT, check_extra_flags, flag_of, load_conf
 from .other_runs import check_against, check_start, check_teacher, start_flags
 from .recipe import Recipe
 from .stages import compute_keys
@@ -73,11 +74,11 @@ class Plan:
         short = changes.shorten([*self.conf_flags, *options.extra])
         self.smoke_flags = ["--max-update", "20", "--log-interval", "5", *short] if options.smoke else []
         self.train_command = self._train_command()
-        self._check_numbers()
         self.seed_list = seeds.resolve(self)
         check_against(self)
         self.keys = compute_keys(self)
         check_start(self)
+        self._check_numbers()
         for plan in ([self.of_seed(seed) for seed in self.seed_list] or [self]) if resumes else ():
             plan._check_changed()
         return self
@@ -86,6 +87,7 @@ class Plan:
         """Return the plan of one of several seeds, with its own directory."""
         plan = copy.copy(self)
         plan.options = copy.copy(self.options)
+        vars(plan).pop("args", None)
         plan.options.seed, plan.exp = seed, os.path.join(self.home, f"seed{seed}")
         other = os.path.join(self.options.against, f"seed{seed}")
         if self.options.against and os.path.isdir(other):
@@ -113,6 +115,15 @@ class Plan:
     def has_download(self) -> bool:
         """Whether there is a public corpus."""
         return self.options.multilingual or os.path.isfile(self.description)
+
+    @functools.cached_property
+    def args(self) -> argparse.Namespace:
+        """The training command as fairseq-train parses it, with the architecture's values.
+
+        Raises:
+            UsageError: a flag is unknown or wrong, or flags contradict each other
+        """
+        return parse_command(self.train_command, map(flag_of, self.options.declared()))
 
     def path(self, *parts: str) -> str:
         """Return a path in the directory of this training run."""
@@ -269,21 +280,12 @@ class Plan:
         return "--share-all-embeddings" if everything else "--share-decoder-input-output-embed"
 
     def _check_numbers(self) -> None:
-        sizes = [f"--{side}-{name}" for side in ("encoder", "decoder") for name in ("layers", "embed-dim",
-                                                                                     "ffn-embed-dim")]  # fmt: skip
-        positions = ("--max-source-positions", "--max-target-positions")
-        for flag in ("--max-update", "--max-epoch", *sizes, *positions):
-            value = self.train_value(flag)
-            if value:
-                WHOLE.read(flag, value)
-        hours = self.train_value("--stop-time-hours")
-        if hours and not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", hours, re.ASCII):
-            raise UsageError(f"--stop-time-hours must be a number, not '{hours}'")
-        if self.options.multilingual and not float(self.options.temperature):
-            raise UsageError("--temperature must be more than 0: 1 does not repeat small pairs")
-        last, every = int(self.train_value("--max-update", "0")), self.options.average_updates  # 0: no limit
+        """Reject flags that fairseq-train would reject, and numbers that contradict each other."""
+        last, every = self.args.max_update, self.options.average_updates  # 0: no limit
         if last and not self.options.smoke and every > last:
             raise UsageError(f"--average-updates {every} must be at most {last}, the number of updates: lower it")
+        if self.options.multilingual and not float(self.options.temperature):
+            raise UsageError("--temperature must be more than 0: 1 does not repeat small pairs")
 
     def run_record(self) -> list[str]:
         """Return the settings, in addition to the command, that must not change when a run is resumed."""
@@ -294,46 +296,27 @@ class Plan:
     def _check_changed(self) -> None:
         """Reject a resumed run with other settings."""
         options, record = self.options, self.path("trained-with.txt")
-        begun = changes.can_resume(self.path("checkpoints")) and os.path.isfile(record)
-        if options.stage > 4 or not begun:
+        if options.stage > 4 or not (changes.can_resume(self.path("checkpoints")) and os.path.isfile(record)):
             return
         with open(record, encoding="utf-8") as stream:
-            before, now = [*stream.read().splitlines(), "", "", ""], self.run_record()
-        if before[0] != now[0]:
-            raise UsageError(f"{self.exp} has a {before[0]} model, not a {now[0]} model: use another --exp")
-        _check_version(before[2], self.exp)
-        if before[2] != now[2]:
+            _, batch, text, *_ = [*stream.read().splitlines(), "", "", ""]
+        if text != self.keys[3]:
             raise UsageError(
                 f"{self.exp} has a model trained on other data or other sub-words: use another --exp, "
                 f"or delete {self.path('checkpoints')} to train from scratch"
             )
         changes.check(self.path("train.sh"), self.exp, self.train_command)
-        if before[1] != now[1] and not options.force_batch:
-            old = before[1].split()
+        if batch != self.run_record()[1] and not options.force_batch:
+            devices, tokens, frequency = batch.split()
             raise UsageError(
-                f"{self.exp} was trained with {old[0]} device(s) x {old[1]} tokens x update-freq {old[2]}, now it "
+                f"{self.exp} was trained with {devices} device(s) x {tokens} tokens x update-freq {frequency}, now it "
                 f"would be {self.devices} x {options.max_tokens} x {options.update_freq}: use the same batch, use "
                 "another --exp, or accept the change with --force-batch true"
             )
 
 
-def _check_version(key: str, exp: str) -> None:
-    """Reject an experiment of version 0.2.0, which hashed the text differently."""
-    if re.fullmatch(r"\d+ \d+", key):
-        raise UsageError(
-            f"{exp} was begun by version 0.2.0 of the recipes, and its training cannot resume: use another --exp; "
-            "--stage 5 and later still work, as do fairseq-deep translate, score and report"
-        )
-
-
 def count_gpus() -> int:
     """Return the number of visible GPUs."""
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
-    except OSError:
-        return 0
-    seen = sum(line.startswith("GPU ") for line in listed.splitlines())
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        visible = [part for part in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if part]
-        seen = min(seen, 0 if visible[:1] == ["-1"] else len(visible))
-    return seen
+    import torch
+
+    return torch.cuda.device_count()

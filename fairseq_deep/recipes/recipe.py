@@ -96,5 +96,4 @@ class Recipe(Options):
     target_lang: str = option("de", TEXT)
     multilingual: bool = option(False, SWITCH)  # many pairs in one text, in the layout of OPUS-100
     download_max_words: int = option(250, WHOLE)  # --max-words for the downloaded corpus
-    arch_known: bool = option(False, SWITCH)  # the caller has checked the name of the architecture
     job_updates: int = option(0, WHOLE)  # updates of the job, to estimate its time; 0: from --max-update

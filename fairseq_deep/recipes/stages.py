@@ -67,9 +67,8 @@ def _parts(plan: Plan, stage: int) -> list[Any]:
     """Return the inputs of a stage, in addition to earlier stages."""
     options = plan.options
     if stage == 0:
-        known = "" if options.arch_known else options.arch
         requirements = crc([os.path.join(ROOT, "requirements.txt")])
-        return [ROOT, platform.node(), options.ngpu, os.environ.get("FAIRSEQ_DEEP_ENV", ""), known, requirements]
+        return [ROOT, platform.node(), options.ngpu, os.environ.get("FAIRSEQ_DEEP_ENV", ""), requirements]
     if stage == 4:
         names = ("arch", "max_tokens", "update_freq", "precision", "seed")
         flags = [plan.share_flag, *plan.conf_flags, *plan.smoke_flags, *options.extra, *plan.save_flags]

@@ -13,7 +13,7 @@ from fairseq_deep.runtime.language_codes import short_code, tokenizer_language
 from fairseq_deep.tools import allocator
 from fairseq_deep.tools.output_files import write_text
 
-from . import model, nodes, record
+from . import nodes, record
 from .changes import can_resume
 from .engine import Failed
 from .options import EXAMPLES, ROOT, flag_of, quote
@@ -31,15 +31,9 @@ async def set_up(runner: Runner, out: str = "env.txt") -> None:
     if runner.dry:
         return
     record.check_packages(needs)
-    if "arch" in options.given and not options.arch_known:
-        model.check_arch(options.arch)
     if plan.subsets and options.stop_stage == 7 and not plan.place.rank:
         bleu_for(tokenizer_language(options.target_lang))  # its package is checked before training
-    exports = "" if options.arch_known or options.smoke else model.describe_exports(plan.train_command)
-    with runner.shown():
-        record.write_environment(plan.path(out), options.ngpu)
-        if exports:
-            print(f"  {exports}")
+    record.write_environment(plan.path(out), options.ngpu)
 
 
 async def get_data(runner: Runner) -> None:
@@ -140,7 +134,7 @@ async def train(runner: Runner) -> None:
     runner.need(plan.path("data-bin"))
     last, records = plan.path("checkpoints", "checkpoint_last.pt"), plan.path("train.jsonl")
     if not runner.dry:
-        positions = [int(plan.train_value(f"--max-{side}-positions", "1024")) for side in ("source", "target")]
+        positions = [getattr(plan.args, f"max_{side}_positions", None) or 1024 for side in ("source", "target")]
         check_lengths(plan.path("text", "bpe"), plan.langs, options.max_tokens, dict(zip(plan.langs, positions)))
         if plan.place.nnodes > 1:
             nodes.check_port(plan.place.port)
@@ -159,8 +153,8 @@ async def start_training(runner: Runner, watch: Watch | None = None) -> None:
     """Start the training processes of this machine; in a dry run, print the commands of all machines."""
     plan, place = runner.plan, runner.plan.place
     if not runner.dry and watch is None:
-        flags = ("--max-epoch", "--max-update", "--stop-time-hours")
-        watch = Train(plan.exp, [float(plan.train_value(flag, "0")) for flag in flags], runner.display())
+        args = plan.args
+        watch = Train(plan.exp, (args.max_epoch, args.max_update, args.stop_time_hours), runner.display())
     environment = {} if runner.dry or plan.options.ngpu else allocator.environment()
     if environment:
         runner.say(f"  memory allocator: {environment['LD_PRELOAD']}")

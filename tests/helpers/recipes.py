@@ -42,6 +42,7 @@ def environment(tools):
 
 
 def recipe(tools, exp, *words, **how):
+    fork_drivers(tools)
     command = [str(MAIN), "--exp", str(exp), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env=environment(tools), timeout=300, **how)
 
@@ -155,8 +156,8 @@ def make_real(tools, first=False, train=""):
 
 
 def fork_drivers(tools):
-    """Let the drivers of comparisons, which import fairseq, run in forks: none is killed."""
-    driver = f"[[ $2 != compare ]] || {server().stand_in('python3')}"
+    """Let drivers, which import fairseq, run in forks: none is killed."""
+    driver = f"[[ $1 != */recipes/__main__.py ]] || {server().stand_in('python3')}"
     write_program(tools / "python3", f'{driver}\nexec {sys.executable} "$@"')
 
 

@@ -34,7 +34,7 @@ from fairseq_deep.tools.command_lines import flags_of
 from . import depth
 
 SIZE = "; auto: as in the size"
-NOT_SHARED = ("against", "arch", "arch_known", "average_updates", "checksums", "corpus", "cpu_processes", "data_lines",
+NOT_SHARED = ("against", "arch", "average_updates", "checksums", "corpus", "cpu_processes", "data_lines",
               "data_sha256", "data_url", "download_max_words", "job_updates", "master", "multilingual", "nnodes",
               "node_rank", "seed", "show_config", "smoke", "stage", "start_from", "stop_stage", "subsets",
               "task", "temperature", "wait_hours")  # fmt: skip
@@ -116,7 +116,7 @@ class Compare(Recipe):
         options = Recipe(**{name: getattr(self, name) for name in names})
         options.given = self.given & names.keys() | {"arch", "conf", "exp", "ngpu", "seed"}
         options.extra = list(flags)
-        own = {"task": "compare", "arch": arch, "arch_known": True, "exp": folder, "seed": seed, "seeds": "",
+        own = {"task": "compare", "arch": arch, "exp": folder, "seed": seed, "seeds": "",
                "dry_run": False, "nnodes": 1, "subsets": "test" if self.translate else "none"}  # fmt: skip
         for name, value in {**own, **settings}.items():
             setattr(options, name, value)

@@ -14,6 +14,7 @@ from typing import Any
 from fairseq_deep.core.registry import nearest
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.changes import fit_schedule
+from fairseq_deep.recipes.model import parse_flags
 from fairseq_deep.recipes.record import read_json, write_json
 
 RECORD = "system.json"
@@ -177,23 +178,6 @@ def _names(*owners: Any) -> set[str]:
     for owner in owners:
         owner.add_args(parser)
     return {action.dest for action in parser._actions}
-
-
-def parse_flags(words: list[str]) -> argparse.Namespace:
-    """Return the flags of a fairseq-train command; raise `UsageError` where fairseq's parser would exit."""
-    from fairseq import options
-
-    parser = options.get_training_parser()
-
-    def refuse(message: str) -> None:
-        unknown = re.search(r"unrecognized arguments: (\S+)", message)
-        if unknown:
-            flag = unknown[1].partition("=")[0]
-            message = f"unknown flag '{flag}'{nearest(flag, parser._option_string_actions)}"
-        raise UsageError(message)
-
-    parser.error = refuse
-    return options.parse_args_and_arch(parser, list(words))
 
 
 def _check_equal(shared: argparse.Namespace, own: argparse.Namespace) -> None:
