@@ -1,4 +1,6 @@
-"""Multi-head attention against its equations: masks, relative positions, memories; dropout, initial values."""
+"""Multi-head attention against its equations: masks, positions, memories, all options; dropout, steps."""
+
+import itertools
 
 import pytest
 import torch
@@ -7,18 +9,40 @@ from fairseq_deep.core.attention import MultiheadAttention
 from fairseq_deep.core.attention.masks import padding_bias
 from tests.helpers.equations import projections
 from tests.helpers.tensors import DOUBLE, assert_same, randomise
-from tests.reference.naive_lstm import attention as naive_attention
-from tests.reference.naive_lstm import relative_vector
+from tests.reference.naive_attention import attention as naive_attention
+from tests.reference.naive_attention import relative_vector
 
-T, B, C, H, S, KDIM = 6, 3, 10, 2, 5, 7
+T, B, C, H, S, KDIM = 6, 3, 16, 4, 5, 7
 NEAR = {"rtol": 1e-8, "atol": 1e-10}
-ROUNDED = {"rtol": 1e-4, "atol": 1e-4}  # where weights are asked for, they are of fp32
+ROUNDED = {"rtol": 1e-4, "atol": 1e-4}  # where weights are asked for, they are of fp32; as tables of rotations are
 # padding of sentences 1 and 2, on the left, on the right, and in the middle
 PADDING = {"none": ([], []), "left": ([0], [0, 1]), "right": ([4, 5], [5]), "middle": ([2], [3, 4])}
+KINDS = {
+    "plain": {},
+    "no bias": {"bias": False},
+    "grouped": {"kv_heads": 2},
+    "one key-value head, QK-norm": {"kv_heads": 1, "qk_norm": True},
+    "gate of heads": {"gate": "heads"},
+    "gate of features, grouped": {"gate": "features", "kv_heads": 2},
+    "Sub-LN": {"output_norm": True},
+}
+POSITIONS = {  # of self-attention alone: rotations for fewer positions than there are, and relative positions
+    "rotary, QK-norm": {"rotary": 2, "qk_norm": True},
+    "rotary, grouped": {"rotary": 2, "kv_heads": 2},
+    "relative 2": {"relative_positions": 2},
+    "relative 9": {"relative_positions": 9},
+    **{f"relative {clip}, values": {"relative_positions": clip, "relative_values": True, "bias": clip > 1}
+       for clip in (1, 3)},
+}  # fmt: skip
+# each with masks and products of all kinds, and with a kind of padding in turn
+SELF = [(kind, causal, products, [*PADDING][(place + number) % 4])
+        for place, kind in enumerate((*KINDS, *POSITIONS)) for number, (causal, products) in enumerate(
+            itertools.product([False, "mask", "flag"], ["plain", "fused", "weights"]))]  # fmt: skip
 
 
-def make(**options):
-    return randomise(MultiheadAttention(C, H, **options).double())
+def make(output_norm=False, **options):
+    norm = {"output_norm": torch.nn.LayerNorm(C)} if output_norm else {}
+    return randomise(MultiheadAttention(C, H, **norm, **options).double())
 
 
 def padding_mask(kind, length=T):
@@ -32,67 +56,59 @@ def future_mask(length=T):
     return torch.full((length, length), float("-inf"), **DOUBLE).triu(1)
 
 
-def naive(module, query, memory=None, padding=None, causal=False, relative=None, relative_value=None):
+def naive(module, query, memory=None, padding=None, causal=False, clip=None, rotary=None):
     def visible(b, i, j):
         return not (causal and j > i) and not (padding is not None and padding[b, j])
 
+    relative = [None if table is None else relative_vector(table, clip, bool(causal))
+                for table in (module.relative_keys, module.relative_values)]  # fmt: skip
+    options = {name: None if part is None else part.weight for name, part in (
+        ("q_norm", module.q_norm), ("k_norm", module.k_norm), ("gate", module.gate))}  # fmt: skip
+    options.update(rotary=rotary, output_norm=module.output_norm)
     memory = query if memory is None else memory
-    return naive_attention(query, memory, projections(module), H, visible, relative, relative_value)
+    return naive_attention(query, memory, projections(module), H, visible, *relative, options)
 
 
-@pytest.mark.parametrize("padding", PADDING)
-@pytest.mark.parametrize("causal", [False, "mask", "flag"], ids=str)
-@pytest.mark.parametrize(
-    "clip, values", [(None, False), (1, False), (2, False), (9, False), (1, True), (3, True)], ids=str
-)
-@pytest.mark.parametrize("products", ["plain", "fused", "weights"])
-def test_self_attention_equals_the_equations(padding, causal, clip, values, products):
+@pytest.mark.parametrize("kind, causal, products, padding", SELF, ids=str)
+def test_self_attention_equals_the_equations(kind, causal, products, padding):
     """With boolean masks, and with the bias and the flag that replace them in the layers of a model.
 
     Training has plain products on a CPU, evaluation has fused ones.
     """
-    module = make(bias=clip != 1, relative_positions=clip, relative_values=values, causal=bool(causal))
-    module.train(products == "plain")
-    table, padding, need_weights = module.relative_keys, padding_mask(padding), products == "weights"
+    options = {**KINDS, **POSITIONS}[kind]
+    module, clip = make(**options, causal=bool(causal)).train(products == "plain"), options.get("relative_positions")
+    padding, need_weights = padding_mask(padding), products == "weights"
     if clip is not None:
-        assert table.shape == (clip + 2 if causal else 2 * clip + 1, C // H)
-    assert (module.relative_values is not None) is values
-    assert not values or module.relative_values.shape == table.shape
+        assert module.relative_keys.shape == (clip + 2 if causal else 2 * clip + 1, C // H)
+    assert (module.relative_values is not None) is ("relative_values" in options)
     if causal and padding is not None:
         padding[:, 0] = False  # a first query must see a key
     query = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
-    relative = None if clip is None else relative_vector(table, clip, bool(causal))
-    value = relative_vector(module.relative_values, clip, bool(causal)) if values else None
     hidden = padding_bias(padding, torch.float64) if causal == "flag" and padding is not None else padding
     masks = {"causal": True} if causal == "flag" else {"attn_mask": future_mask() if causal else None}
-
     actual, weights = module(query, key_padding_mask=hidden, need_weights=need_weights, **masks)
-    expected, expected_weights = naive(module, query, None, padding, causal, relative, value)
-    near = ROUNDED if need_weights else NEAR
-    torch.testing.assert_close(actual, expected, **near)
+    expected, expected_weights = naive(module, query, None, padding, causal, clip, options.get("rotary"))
     assert (weights is not None) is need_weights
     if need_weights:
         assert weights.dtype == torch.float32
         torch.testing.assert_close(weights.double(), expected_weights, rtol=1e-5, atol=1e-6)
+    near = ROUNDED if need_weights or "rotary" in options else NEAR
     assert_same(actual, expected, [query, *module.parameters()], **near)
 
 
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kdim", [None, KDIM], ids=["one width", "another width"])
-@pytest.mark.parametrize("padding", ["none", "left", "right"])
-@pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
-def test_attention_to_a_memory_equals_the_equations(bias, kdim, padding, need_weights):
-    module, padding = make(bias=bias, kdim=kdim), padding_mask(padding, S)
-    assert module.k_proj.weight.shape == module.v_proj.weight.shape == (C, kdim or C)
+@pytest.mark.parametrize("padding, need_weights", [("none", True), ("left", False), ("right", True), ("right", False)])
+def test_attention_to_a_memory_equals_the_equations(kind, kdim, padding, need_weights):
+    module, padding = make(**KINDS[kind], kdim=kdim), padding_mask(padding, S)
+    assert module.k_proj.in_features == module.v_proj.in_features == (kdim or C)
     query = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
     memory = torch.randn(S, B, kdim or C, requires_grad=True, **DOUBLE)
     actual, weights = module(query, memory, key_padding_mask=padding, need_weights=need_weights)
     expected, expected_weights = naive(module, query, memory, padding)
-    near = ROUNDED if need_weights else NEAR
-    torch.testing.assert_close(actual, expected, **near)
     if need_weights:
         torch.testing.assert_close(weights.double(), expected_weights, rtol=1e-5, atol=1e-6)
-    assert_same(actual, expected, [query, memory, *module.parameters()], **near)
+    assert_same(actual, expected, [query, memory, *module.parameters()], **(ROUNDED if need_weights else NEAR))
 
 
 @pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fairseq_deep.core.attention import MultiheadAttention, SharedBeamState, multihead
+from fairseq_deep.core.attention.beam_reorder import keep_sources, read_order
 from fairseq_deep.core.attention.cache import TargetCache, append, select
 from tests.helpers.models import reorder_all
 from tests.helpers.tensors import DOUBLE, randomise
@@ -129,3 +130,21 @@ def test_a_hypothesis_sees_its_ancestors_and_no_padding(split, twice):
             ancestors = [list(ancestors[row]) for row in order]
 
 
+# of six sentences: which stay, in which order, and whether some are moved in place
+KEPT = [([0, 1, 2, 3], True), ([0, 5, 2, 3, 4], True), ([0, 5, 2, 4], True), ([0, 1, 2, 3, 4, 5], True),
+        ([0, 2, 3, 4, 5], False), ([2, 1, 0], False), ([5, 4, 3], False), ([0, 1, 1, 3], False),
+        ([0, 1, 2, 3, 4, 5, 5], False)]  # fmt: skip
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("kept, in_place", KEPT, ids=str)
+def test_sentences_that_take_places_of_others_are_moved_there(kept, in_place, beam):
+    ranks = torch.randint(beam, (len(kept), beam))
+    order = read_order((torch.tensor(kept).unsqueeze(1) * beam + ranks).flatten(), 6, beam)
+    for dim in (0, 1):
+        x = torch.randn(6, 6, 2)
+        want = x.index_select(dim, torch.tensor(kept))
+        assert torch.equal(keep_sources(x.clone().requires_grad_(), dim, order), want)
+        with torch.no_grad():
+            got = keep_sources(x, dim, order)
+        assert torch.equal(got, want) and (got.data_ptr() == x.data_ptr()) is in_place

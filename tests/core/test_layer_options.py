@@ -1,60 +1,17 @@
-"""Options of any layer: RMSNorm, gated feed-forward, rotary positions, grouped heads, QK-norm, gates, Sub-LN."""
+"""Options of layers: RMSNorm, gated feed-forward, shared heads in decoding; attentions are in ``test_attention.py``."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from fairseq_deep.core.attention import MultiheadAttention
 from fairseq_deep.core.layers.feed_forward import FeedForward
 from fairseq_deep.core.norms import RmsNorm
 from fairseq_deep.core.stack import Stack
 from tests.helpers.models import PRENORM
 from tests.helpers.tensors import DOUBLE, assert_same, shake
-from tests.reference.naive_layers import attention, gated_feed_forward, rms_norm
+from tests.reference.naive_attention import gated_feed_forward, rms_norm
 
-T, S, B, C, H = 4, 3, 2, 8, 4
-ATTENTIONS = {
-    "grouped": {"kv_heads": 2},
-    "one key-value head": {"kv_heads": 1, "qk_norm": True},
-    "QK-norm": {"qk_norm": True},
-    "gate of heads": {"gate": "heads"},
-    "gate of features": {"gate": "features", "kv_heads": 2},
-    "Sub-LN": {"output_norm": True},
-}
-
-
-def make(kdim=None, **options):
-    if options.get("output_norm"):
-        options["output_norm"] = nn.LayerNorm(C)
-    return shake(MultiheadAttention(C, H, kdim=kdim, **options).double(), 0.7)
-
-
-@pytest.mark.parametrize("kind", ATTENTIONS)
-@pytest.mark.parametrize("rotary, causal", [(False, False), (True, True), (True, False)], ids=str)
-def test_self_attention_equals_the_equations(kind, rotary, causal):
-    module = make(**ATTENTIONS[kind], rotary=2 if rotary else None)  # fewer positions than there are
-    query = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
-    padding = torch.zeros(B, T, dtype=torch.bool)
-    padding[0, T - 1] = True
-    got = module(query, key_padding_mask=padding, causal=causal)[0]
-
-    def visible(b, i, j):
-        return not padding[b, j] and not (causal and j > i)
-
-    want = attention(module, query, query, H, module.kv_heads, visible, rotary, module.output_norm)
-    assert_same(got, want, [query, *module.parameters()], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ATTENTIONS)
-def test_attention_to_a_memory_equals_the_equations(kind):
-    module = make(kdim=6, **ATTENTIONS[kind])
-    query, memory = (torch.randn(n, B, c, requires_grad=True, **DOUBLE) for n, c in ((T, C), (S, 6)))
-    got, weights = module(query, memory, need_weights=True)
-    want = attention(module, query, memory, H, module.kv_heads, lambda *_: True, False, module.output_norm)
-    assert_same(got, want, [query, memory, *module.parameters()], rtol=1e-5, atol=1e-6)
-    assert weights.shape == (H, B, T, S)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(H, B, T))
+T, S, B, C = 4, 3, 2, 8
 
 
 @pytest.mark.parametrize("kind", ["swiglu", "geglu"])

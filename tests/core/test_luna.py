@@ -13,7 +13,7 @@ from tests.helpers.equations import affine, projections, start
 from tests.helpers.inits import check_sample
 from tests.helpers.models import POSTNORM, make_batch
 from tests.helpers.tensors import DOUBLE, assert_same, randomise
-from tests.reference import naive_connections, naive_lstm, naive_luna
+from tests.reference import naive_attention, naive_connections, naive_luna
 from tests.reference.naive_dlcl import layer_norm
 
 T, B, C, H, L = 7, 3, 8, 2, 3
@@ -59,7 +59,7 @@ def naive_decoder(model, tokens, p, source):
                       for name in ("pq", "pc")}  # fmt: skip
             attend = lambda x, own=own, named=named: naive_luna.causal(x, own, named, 2)  # noqa: E731
         else:
-            attend = lambda x, named=named: naive_lstm.attention(x, x, named, 2, lambda b, i, j: j <= i)[0]  # noqa: E731
+            attend = lambda x, named=named: naive_attention.attention(x, x, named, 2, lambda b, i, j: j <= i)[0]  # noqa: E731
         cross = lambda x, m=memory, a=second: naive_luna.unpack(x, m, projections(a), 2)  # noqa: E731
         functions = [attend, cross, feed_forward(layer)]
         norms = [layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm]

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from fairseq_deep.core.attention import FirstValues, MultiheadAttention
+from tests.helpers.equations import projections
 from tests.helpers.methods import NO_FFN
 from tests.helpers.models import POSTNORM, PRENORM
 from tests.helpers.tensors import DOUBLE, assert_same, shake
-from tests.reference.naive_layers import value_residual
+from tests.reference.naive_attention import value_residual
 
 T, B, C, H = 4, 2, 8, 4
 VALUES = {"value_residual": True}
@@ -57,7 +58,7 @@ def test_self_attentions_equal_the_equations(kv_heads, rotary, causal):
     def visible(b, i, j):
         return not padding[b, j] and not (causal and j > i)
 
-    want = value_residual(modules, x, H, kv_heads, visible, rotary is not None)
+    want = value_residual(modules, projections, x, H, visible, rotary is not None)
     got, near = torch.stack(got[1:]), {"rtol": 1e-7, "atol": 1e-8} if rotary is None else ROTATED
     assert_same(got, want, [x, *modules.parameters()], **near)
 

@@ -17,8 +17,9 @@ from tests.helpers.methods import LSTM
 from tests.helpers.models import POSTNORM, PRENORM, make_batch
 from tests.helpers.tensors import randomise, shake
 from tests.reference import naive_average, naive_connections, naive_ssru
+from tests.reference.naive_attention import attention, relative_vector
 from tests.reference.naive_dlcl import layer_norm, run_stack
-from tests.reference.naive_lstm import attention, relative_vector, run_decoder, run_encoder
+from tests.reference.naive_lstm import run_decoder, run_encoder
 
 PAD = 1
 

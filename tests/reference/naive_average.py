@@ -2,7 +2,7 @@
 
 import torch
 
-from .naive_lstm import attention, sigmoid
+from .naive_attention import attention, sigmoid
 
 
 def average_mask(words, causal=True):
@@ -38,7 +38,7 @@ def average_attention(x, mask, gate, ffn=None):
 def merged(x, memory, projections, num_heads, visible, mask):
     """MATT(x), Eq. (17): heads of the memory and M_a (x W_v + b_v), together through W_o.
 
-    projections, visible: see :func:`naive_lstm.attention`.
+    projections, visible: see :func:`naive_attention.attention`.
     """
     heads = {**projections, "out": (torch.eye(x.size(-1)).to(x), None)}
     o, _ = attention(x, memory, heads, num_heads, visible)

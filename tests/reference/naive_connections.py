@@ -2,8 +2,8 @@
 
 import math
 
+from .naive_attention import attention
 from .naive_dlcl import layer_norm
-from .naive_lstm import attention
 
 
 def deepnet_alpha(side, n, m):
@@ -41,7 +41,7 @@ def run_sublayers(x, sublayers, pre_norm):
 
 
 def attention_function(projections, num_heads, visible, memory=None):
-    """F of an attention sub-layer; see :func:`naive_lstm.attention`."""
+    """F of an attention sub-layer; see :func:`naive_attention.attention`."""
     return lambda x: attention(x, x if memory is None else memory, projections, num_heads, visible)[0]
 
 

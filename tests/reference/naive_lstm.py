@@ -1,4 +1,4 @@
-"""Depth-wise LSTM and RNN (Xu et al., 2024, Eq. 1-8) and attention, in the plainest form: one thing after the other.
+"""Depth-wise LSTM and RNN (Xu et al., 2024, Eq. 1-8) in the plainest form: one thing after the other.
 
 Parameters are given by the names of the equations, as matrices that stand on the left of column vectors; LN_x is the
 pair (gain, bias) of a layer norm.
@@ -8,11 +8,8 @@ import math
 
 import torch
 
+from .naive_attention import sigmoid
 from .naive_dlcl import layer_norm
-
-
-def sigmoid(x):
-    return 1 / (1 + torch.exp(-x))
 
 
 def gelu(x):
@@ -68,51 +65,3 @@ def run_decoder(
         merged = s + x if merge == "add" else torch.cat([s, x], dim=-1)
         out, cell = run_step(out, cell, merged, next(steps), glu)
     return out if final_norm is None else layer_norm(out, *final_norm)
-
-
-def attention(query, memory, projections, num_heads, visible, relative=None, relative_value=None):
-    """Output (T x B x C) and weights (H x B x T x S) of multi-head attention of *query* to *memory* (S x B x any).
-
-    projections: {"q", "k", "v", "out": (matrix, bias or None)}; visible(b, i, j): whether query i of sentence b may see
-    key j; relative(i, j), relative_value(i, j): the vectors that are added to key and value j for query i, or None.
-    """
-
-    def project(name, x):
-        matrix, bias = projections[name]
-        return x @ matrix.T if bias is None else x @ matrix.T + bias
-
-    q, k, v = project("q", query), project("k", memory), project("v", memory)
-    size = query.size(2) // num_heads
-    rows, all_weights = [], torch.zeros(num_heads, query.size(1), len(query), len(memory), dtype=query.dtype)
-    for i in range(len(query)):
-        sentences = []
-        for b in range(query.size(1)):
-            heads = []
-            for head in range(num_heads):
-                part = slice(head * size, (head + 1) * size)
-                seen = [j for j in range(len(memory)) if visible(b, i, j)]
-                keys = [k[j, b, part] if relative is None else k[j, b, part] + relative(i, j) for j in seen]
-                scores = torch.stack([(q[i, b, part] * key).sum() / math.sqrt(size) for key in keys])
-                weights = scores.exp() / scores.exp().sum()
-                all_weights[head, b, i, seen] = weights.detach()
-                own = [v[j, b, part] if relative_value is None else v[j, b, part] + relative_value(i, j) for j in seen]
-                heads.append(sum(weight * value for weight, value in zip(weights, own)))
-            sentences.append(torch.cat(heads))
-        rows.append(torch.stack(sentences))
-    return project("out", torch.stack(rows)), all_weights
-
-
-def relative_vector(table, clip, causal):
-    """The function relative(i, j) of :func:`attention`, for a table of the vectors of the distances j - i.
-
-    Both ways: distances from -clip to clip, farther ones taken for these. Causal: -clip to 0, and one vector, the
-    first, for all that is farther.
-    """
-
-    def relative(i, j):
-        distance = j - i
-        if causal:
-            return table[0] if distance < -clip else table[1 + clip + distance]
-        return table[clip + min(max(distance, -clip), clip)]
-
-    return relative

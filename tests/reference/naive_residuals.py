@@ -7,8 +7,8 @@ import math
 
 import torch
 
+from .naive_attention import sigmoid
 from .naive_dlcl import layer_norm
-from .naive_lstm import sigmoid
 
 
 def tanh(value):

@@ -2,7 +2,7 @@
 
 import torch
 
-from .naive_lstm import sigmoid
+from .naive_attention import sigmoid
 
 
 def ssru(x, words, gate, weight):

@@ -1,0 +1,121 @@
+"""Attention with all options of layers, query by query and head by head; norms and gated feed-forward networks."""
+
+import functools
+import math
+
+import torch
+
+
+def sigmoid(x):
+    return 1 / (1 + torch.exp(-x))
+
+
+def rms_norm(x, gain, eps=1e-6):
+    """RMS(x) of the last dimension (Zhang and Sennrich, 2019, Eq. 4)."""
+    mean = sum(x[..., i] ** 2 for i in range(x.size(-1))) / x.size(-1)
+    return torch.stack([x[..., i] / (mean + eps).sqrt() * gain[i] for i in range(x.size(-1))], dim=-1)
+
+
+def rotate(x, position):
+    """One head's vector (D) as D/2 complex numbers x_i + x_(i+D/2) j, times exp(j position w_i)."""
+    half = x.size(0) // 2
+    parts = []
+    for i in range(half):
+        angle = position * 10000 ** (-2 * i / (2 * half))
+        number = torch.complex(x[i], x[i + half]) * complex(math.cos(angle), math.sin(angle))
+        parts.append((number.real, number.imag))
+    return torch.stack([real for real, _ in parts] + [imag for _, imag in parts])
+
+
+def attention(query, memory, projections, num_heads, visible, relative=None, relative_value=None, options=None):
+    """Output (T x B x C) and weights (H x B x T x S) of multi-head attention of *query* to *memory* (S x B x any).
+
+    projections: {"q", "k", "v", "out": (matrix, bias or None)}; visible(b, i, j): whether query i of sentence b may see
+    key j; relative(i, j), relative_value(i, j): the vectors that are added to key and value j for query i, or None;
+    options: "q_norm" and "k_norm" (gains), "rotary", "gate" (a matrix), "output_norm" (a function), "values" (S x B x
+    C instead of those of the projection). Keys and values may have fewer heads, each for a group of queries.
+    """
+
+    def project(name, x):
+        matrix, bias = projections[name]
+        return x @ matrix.T if bias is None else x @ matrix.T + bias
+
+    def place(x, name, position):
+        gain = options.get(f"{name}_norm")
+        x = x if gain is None else rms_norm(x, gain)
+        return rotate(x, position) if options.get("rotary") else x
+
+    @functools.cache
+    def key(j, b, head):
+        return place(k[j, b, shared(head)], "k", j)
+
+    def shared(head):
+        return slice(head // group * size, (head // group + 1) * size)
+
+    options = options or {}
+    q, k, v = project("q", query), project("k", memory), options.get("values")
+    v = project("v", memory) if v is None else v
+    size = query.size(2) // num_heads
+    group = num_heads * size // k.size(2)
+    rows, all_weights = [], torch.zeros(num_heads, query.size(1), len(query), len(memory), dtype=query.dtype)
+    for i in range(len(query)):
+        sentences = []
+        for b in range(query.size(1)):
+            heads = []
+            for head in range(num_heads):
+                part = slice(head * size, (head + 1) * size)
+                seen = [j for j in range(len(memory)) if visible(b, i, j)]
+                keys = [key(j, b, head) if relative is None else key(j, b, head) + relative(i, j) for j in seen]
+                one = place(q[i, b, part], "q", i)
+                scores = torch.stack([(one * each).sum() / math.sqrt(size) for each in keys])
+                weights = scores.exp() / scores.exp().sum()
+                all_weights[head, b, i, seen] = weights.detach()
+                own = [v[j, b, shared(head)] for j in seen]
+                own = own if relative_value is None else [each + relative_value(i, j) for each, j in zip(own, seen)]
+                heads.append(sum(weight * value for weight, value in zip(weights, own)))
+            x = torch.cat(heads)
+            if options.get("gate") is not None:
+                gate = sigmoid(options["gate"] @ query[i, b])
+                x = x * (gate if len(gate) == len(x) else gate.repeat_interleave(size))
+            sentences.append(x if options.get("output_norm") is None else options["output_norm"](x))
+        rows.append(torch.stack(sentences))
+    return project("out", torch.stack(rows)), all_weights
+
+
+def relative_vector(table, clip, causal):
+    """The function relative(i, j) of :func:`attention`, for a table of the vectors of the distances j - i.
+
+    Both ways: distances from -clip to clip, farther ones taken for these. Causal: -clip to 0, and one vector, the
+    first, for all that is farther.
+    """
+
+    def relative(i, j):
+        distance = j - i
+        if causal:
+            return table[0] if distance < -clip else table[1 + clip + distance]
+        return table[clip + min(max(distance, -clip), clip)]
+
+    return relative
+
+
+def value_residual(modules, projections, x, heads, visible, rotary=False):
+    """Outputs of self-attentions, each of which reads the one below: V' = a V_1 + b V (Zhou et al., 2024)."""
+    outputs, first = [], modules[0].v_proj(x)
+    for number, module in enumerate(modules):
+        options = {"rotary": rotary}
+        if number > 0:
+            a, b = module.value_residual.weight
+            options["values"] = a * first + b * module.v_proj(x)
+        x, _ = attention(x, x, projections(module), heads, visible, options=options)
+        outputs.append(x)
+    return torch.stack(outputs)
+
+
+def gated_feed_forward(module, x, gate):
+    """W_2 (act(W_1 x) * V x) (Shazeer, 2020, Eq. 6)."""
+    a, b = x @ module.fc1.weight.t(), x @ module.fc_linear.weight.t()
+    if gate == "swiglu":
+        a = a / (1 + (-a).exp())
+    else:
+        a = a * 0.5 * (1 + torch.erf(a / 2**0.5))
+    return (a * b) @ module.fc2.weight.t()
