@@ -132,14 +132,6 @@ def test_other_uses_of_an_input_do_not_count_and_no_trace_is_left(name, build, b
     assert hooks(model) == hooked and torch.equal(model(*batch)[0], before)
 
 
-def test_ratios_are_measured_in_the_mode_that_the_model_has(build, batch):
-    """In training dropout is part of F; it is the model's own, so that it differs from call to call."""
-    model = build(POST, dropout=0.5)
-    assert measure(model.train(), batch) != measure(model, batch)
-    assert measure(model.eval(), batch) == measure(model, batch)
-    assert not model.training
-
-
 def test_a_stack_without_residual_connections_is_left_out(build, batch):
     model = build(LSTM, encoder_layer_agg="residual", encoder_ffn_embed_dim=32).train()
     found = measure(model, batch)
@@ -222,13 +214,6 @@ def test_gradient_norm_of_every_layer(name, flags, aggregators, build, batch):
         assert norms[f"{side}_aggregator"] == pytest.approx([by_name(model, f"{side}.history.")], rel=1e-4)
     both = math.hypot(by_name(model, "encoder.embed_tokens"), by_name(model, "decoder.embed_tokens"))
     assert norms["embedding"] == pytest.approx([both], rel=1e-4)
-
-
-def test_a_shared_table_counts_once(build, batch):
-    model = build(POST, share_all_embeddings=True)
-    loss_of(model, batch).backward()
-    once = float(model.encoder.embed_tokens.weight.grad.norm())
-    assert layer_gradient_norms(model)["embedding"] == pytest.approx([once])
 
 
 def test_parameters_without_a_gradient_count_nothing(build, batch):

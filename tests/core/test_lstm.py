@@ -108,33 +108,8 @@ def test_recomputation_keeps_out_cell_and_attention_only():
 # --- gates and cell: the fast forms against the plain ones ---
 
 
-def plain_cell(z, h, cell):
-    """Eq. (2) to (4), (7) and (8) after the norms, as they are written."""
-    i, f, o = torch.sigmoid(z).unbind(2)
-    cell = cell * f + h * i
-    return cell * o, cell
-
-
 def plain_norm(x, weight, bias):
     return torch.stack([layer_norm(x.unflatten(2, (3, C))[:, :, n], weight[n], bias[n]) for n in range(3)], dim=2)
-
-
-@pytest.mark.parametrize("scale", [1.0, 30.0], ids=["", "saturated"])
-@pytest.mark.parametrize("used", ["out", "cell", "both", "strided"])
-def test_the_cell_and_its_gradients_equal_the_formula(used, scale):
-    """Also of views of larger tensors, and where Out and Cell are one tensor, as in the first step."""
-    z, h, cell = (scale * torch.randn(shape, **DOUBLE) for shape in ((T, B, 3, C), (T, B, C), (T, B, C)))
-    sources = [tensor.requires_grad_() for tensor in (z, h, cell)]
-    if used == "strided":
-        sources = wide, z = [torch.randn(shape, **DOUBLE).requires_grad_() for shape in ((T, B, 2 * C), (T, C, 3, B))]
-        z, h = z.transpose(1, 3), wide[..., ::2]
-        cell = h
-    results = []
-    for form in (plain_cell, lstm_cell):
-        out, new = form(z, h, cell)
-        loss = {"out": out.sin().sum(), "cell": new.cos().sum()}.get(used, (out.sin() * new).sum())
-        results.append([out, new, *torch.autograd.grad(loss, sources)])
-    torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["norm_gates", "_norm_groups"])

@@ -74,26 +74,3 @@ def check_sample(name, weight, distribution, size):
         assert 0.97 * size < float(weight.abs().max()) <= size * (1 + 1e-6), name
     else:
         assert float(weight.abs().max()) > 2.5 * size, f"{name} is not normal"
-
-
-STACKS = {
-    "transformer_postnorm_6l": {},
-    "transformer_prenorm_6l": {},
-    "transformer_dlcl_postnorm_6l": {"dlcl_init": "one"},
-    "transformer_dlcl_6l": {"dlcl_weight_type": "vector"},
-    "transformer_lstm_6l": {"lstm_forget_bias": 1.0, "relative_positions": 4},
-    "transformer_rnn_6l": {},
-}
-RESIDUAL = set(list(STACKS)[:4])
-POSTNORM_STACKS = {"transformer_postnorm_6l", "transformer_dlcl_postnorm_6l"}
-FITTING = {  # the stacks that a method is made for
-    "fairseq": set(STACKS),
-    "xavier": set(STACKS),
-    "lipschitz": set(STACKS),
-    "ds": RESIDUAL,
-    "depth-scaled": RESIDUAL,
-    "deepnet": POSTNORM_STACKS,
-    "admin": POSTNORM_STACKS,
-    "tfixup": {"transformer_postnorm_6l"},
-    "rezero": {"transformer_postnorm_6l"},
-}
