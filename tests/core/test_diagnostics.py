@@ -15,12 +15,13 @@ from fairseq_deep.core.diagnostics import (
 from fairseq_deep.core.diagnostics.parts import tensor_norms
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import build_architecture
-from tests.helpers.equations import functions, start
+from tests.helpers.equations import start
 from tests.helpers.models import POSTNORM as POST
 from tests.helpers.models import PRENORM as PRE
 from tests.helpers.models import TINY, make_batch, make_dictionary
 from tests.helpers.residuals import PLACED, flags_of
 from tests.helpers.tensors import shake
+from tests.reference.naive_model import Context, sublayers
 
 PARTS = {"encoder": ["self", "ffn"], "decoder": ["self", "cross", "ffn"]}
 DLCL, LSTM = "transformer_dlcl_2l2l_tiny", "transformer_lstm_2l2l_tiny"
@@ -57,16 +58,16 @@ STARTS = (("post", "xavier"), ("pre", "xavier"), ("post", "deepnet"), ("post", "
 CONNECTIONS |= {f"{norm} {init}": (TINY[norm], {"deep_init": init}) for norm, init in STARTS}
 
 
-def by_hand(layer, memory, masks, calls):
+def by_hand(layer, pairs, calls):
     """(part, Var(r), beta_LN, beta_RC) of the sub-layers of *layer*, by Eq. (10) to (14) of the paper.
 
     *calls*: z, the sub-layer's index, the layer's input and r of each, and o = LN(r), whose gradients are there.
     """
     norms = [getattr(layer, f"{name}_layer_norm") for name in ("self_attn", "encoder_attn", "final") if
              hasattr(layer, f"{name}_layer_norm")]  # fmt: skip
-    for (part, _), function, norm, call in zip(layer.sublayers, functions(layer, memory, *masks), norms, calls):
+    for (part, _), (function, _), norm, call in zip(layer.sublayers, pairs, norms, calls):
         z, r = call["z"].detach().requires_grad_(), call["r"]
-        again = layer.residual(z, function[0](layer.branch_input(z, norm)), call["index"], call["bottom"].detach())
+        again = layer.residual(z, function(layer.branch_input(z, norm)), call["index"], call["bottom"].detach())
         beta_rc = torch.autograd.grad(again, z, r.grad)[0].norm() / r.grad.norm()
         centred = r.detach() - r.detach().mean(-1, keepdim=True)
         beta_ln = None if layer.normalize_before else float(r.grad.norm() / call["o"].grad.norm())
@@ -103,8 +104,9 @@ def test_ratios_of_every_sublayer_equal_the_papers_equations(name, flags, build,
         found = iter(measured[side])
         for number, layer in enumerate(getattr(model, side).layers, 1):
             own = [next(taken) for _ in parts]
-            memory = None if side == "encoder" else memories[0].detach()
-            for part, variance, beta_ln, beta_rc in by_hand(layer, memory, masks, own):
+            context = Context("self", None if side == "encoder" else [memories[0].detach()] * 2, *masks, None)
+            pairs = sublayers(layer, getattr(model, side).stack, number, context)
+            for part, variance, beta_ln, beta_rc in by_hand(layer, pairs, own):
                 got, place = next(found), f"{side} {number} {part}"
                 assert (got.layer, got.part) == (number, part)
                 assert got.variance == pytest.approx(float(variance[words[side]].mean()), rel=1e-3), place

@@ -1,26 +1,14 @@
 """Options of layers: RMSNorm, gated feed-forward, shared heads in decoding; attentions are in ``test_attention.py``."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_deep.core.layers.feed_forward import FeedForward
 from fairseq_deep.core.norms import RmsNorm
-from fairseq_deep.core.stack import Stack
 from tests.helpers.models import PRENORM
 from tests.helpers.tensors import DOUBLE, assert_same, shake
-from tests.reference.naive_attention import gated_feed_forward, rms_norm
+from tests.reference.naive_attention import rms_norm
 
 T, S, B, C = 4, 3, 2, 8
-
-
-@pytest.mark.parametrize("kind", ["swiglu", "geglu"])
-def test_gated_feed_forward_equals_the_equation(kind):
-    module = shake(FeedForward(Stack(1, C, ffn_dim=20, ffn=kind)).double(), 0.7)
-    assert module.fc1.out_features == module.fc_linear.out_features == module.fc2.in_features == 16  # 2/3 of 20: 13.3
-    x = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
-    got, want = module.ffn(x), gated_feed_forward(module, x, kind)
-    assert_same(got, want, [x, *module.parameters()], rtol=1e-4, atol=1e-5)  # gelu is in fp32
 
 
 def test_rms_norm_equals_the_equation_also_in_half_precision():

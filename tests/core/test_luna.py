@@ -15,6 +15,7 @@ from tests.helpers.models import POSTNORM, make_batch
 from tests.helpers.tensors import DOUBLE, assert_same, randomise
 from tests.reference import naive_attention, naive_connections, naive_luna
 from tests.reference.naive_dlcl import layer_norm
+from tests.reference.naive_model import norm
 
 T, B, C, H, L = 7, 3, 8, 2, 3
 ENCODER = {name: value for name, value in LUNA.items() if name != "decoder_attn"}
@@ -64,7 +65,7 @@ def naive_decoder(model, tokens, p, source):
         functions = [attend, cross, feed_forward(layer)]
         norms = [layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm]
         plain = naive_connections.connect("plain", None)
-        x = naive_connections.run_sublayers(x, [(f, plain, affine(n)) for f, n in zip(functions, norms)], pre_norm)
+        x = naive_connections.run_sublayers(x, [(f, plain, norm(n)) for f, n in zip(functions, norms)], pre_norm)
     x = x if decoder.layer_norm is None else layer_norm(x, *affine(decoder.layer_norm))
     return x[:, 0] @ decoder.output_projection.weight.T
 

@@ -1,28 +1,23 @@
-"""Decoder memories: equations and gradients, initial values, what each layer attends to.
+"""Decoder memories: equations and gradients, initial values, precision.
 
-Beams are proven in ``test_methods.py``, counts in ``test_counts.py``.
+Whole models are proven in ``test_whole_models.py``, beams in ``test_methods.py``, counts in ``test_counts.py``.
 """
 
-import functools
 import itertools
 
 import pytest
 import torch
 
 from fairseq_deep.core.memories.layerwise import Layerwise, depth_aligned
-from fairseq_deep.core.memories.msc import GruCell, Msc, MscMemory
+from fairseq_deep.core.memories.msc import GruCell
 from fairseq_deep.core.memories.transparent import Transparent
 from fairseq_deep.core.stack import Stack
-from tests.helpers.aggregators import make_layers, run
-from tests.helpers.generation import strengthen
 from tests.helpers.models import POSTNORM, PRENORM
 from tests.helpers.tensors import DOUBLE, assert_same, randomise
 from tests.reference import naive_memories
-from tests.reference.naive_dlcl import layer_norm
 
 T, B, C, L, M = 4, 2, 6, 6, 3
-TRANSPARENT, LAYERWISE = {"decoder_memory": "transparent"}, {"decoder_memory": "layerwise"}
-MSC = {"decoder_memory": "msc", "layer_agg": "msc"}
+TRANSPARENT = {"decoder_memory": "transparent"}
 NEAR = {"rtol": 1e-6, "atol": 1e-6}
 
 
@@ -33,14 +28,6 @@ def stacks(layers=L, memories=M):
 
 def make_outputs(count=L + 1):
     return [torch.randn(T, B, C, requires_grad=True, **DOUBLE) for _ in range(count)]
-
-
-def pairs(norms):
-    return [(norm.weight, norm.bias) for norm in norms]
-
-
-def parameters_of(cell):
-    return cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
 
 
 def assert_equal(actual, expected, sources):
@@ -135,77 +122,3 @@ def test_the_cell_of_msc_is_torchs():
     torch.testing.assert_close(cell(x, h).flatten(0, 1), other(x.flatten(0, 1), h.flatten(0, 1)))
 
 
-@pytest.mark.parametrize("blocks, memories", [(None, 3), (None, 6), (1, 1), (1, 2), (2, 3), (6, 2)])
-def test_msc_equals_the_equation(blocks, memories):
-    encoder, decoder = stacks(memories=memories)
-    aggregator, memory = randomise(Msc(encoder, blocks).double()), randomise(MscMemory(encoder, decoder).double())
-    layers, y_0 = make_layers(L, C), torch.randn(T, B, C, requires_grad=True, **DOUBLE)
-    state = aggregator.start(y_0)
-    for index, layer in enumerate(layers):
-        state = aggregator.write(state, index, layer(aggregator.read(state, index)))
-    norms = pairs(aggregator.context_norms), pairs(memory.memory_norms)
-    top, expected = naive_memories.msc(y_0, layers, blocks or memories, parameters_of(aggregator.cell), *norms)
-    sources = [y_0, *(parameter for part in (aggregator, memory, *layers) for parameter in part.parameters())]
-    actual = memory([], state)
-    assert len(actual) == memories
-    torch.testing.assert_close(aggregator.finish(state), top, **NEAR)
-    assert_equal(actual, expected, sources)  # what the decoder sees trains all
-
-
-def test_msc_in_a_decoder_is_the_plain_stack():
-    aggregator, layers, x = Msc(stacks()[1]), make_layers(L, C), torch.randn(T, B, C, **DOUBLE)
-    assert not list(aggregator.parameters())
-    assert torch.equal(run(aggregator, x, layers), functools.reduce(lambda x, layer: layer(x), layers, x))
-
-
-# --- whole models ---
-
-TWO = {"decoder_layer_agg": "lstm", "lstm_merge": "two", "lstm_share": "none", "decoder_ffn_embed_dim": 0}
-MODELS = {
-    "transparent": {**TRANSPARENT, "encoder_layers": 4, "decoder_layers": 3},
-    "layerwise": {**LAYERWISE, "encoder_layers": 5, "decoder_layers": 3},
-    "msc": {**MSC, "encoder_layers": 6, "decoder_layers": 3, "decoder_embed_dim": 24},
-    "msc-blocks": {**MSC, "encoder_layers": 4, "decoder_layers": 3, "msc_blocks": 2},
-    "msc-two": {"decoder_memory": "msc", "encoder_layer_agg": "msc", **TWO},
-    "transparent-lstm": {**TRANSPARENT, "layer_agg": "lstm", "encoder_ffn_embed_dim": 0, "decoder_ffn_embed_dim": 0},
-    "transparent-merged": {**TRANSPARENT, "decoder_attn": "merged"},
-    "transparent-dlcl": {**TRANSPARENT, "layer_agg": "dlcl"},
-}
-
-
-def naive_model_memories(encoder, source):
-    """What each decoder layer should attend to, from the layers and parameters of *encoder*."""
-    memory, aggregator, padding = encoder.memory, encoder.aggregator, source.eq(encoder.padding_idx)
-    layers = [functools.partial(layer, encoder_padding_mask=padding) for layer in encoder.layers]
-    outputs = encoder(source, (~padding).sum(1), return_all_hiddens=True)["encoder_states"]
-    if isinstance(memory, MscMemory):
-        norms = pairs(aggregator.context_norms), pairs(memory.memory_norms)
-        return naive_memories.msc(
-            outputs[0], layers, len(aggregator.context_norms), parameters_of(aggregator.cell), *norms
-        )[1]
-    outputs = [*outputs[:-1], run(aggregator, outputs[0], layers)]
-    if isinstance(memory, Transparent):
-        memories = naive_memories.transparent(outputs, memory.weight)
-    else:
-        memories = naive_memories.layerwise(outputs, memory.num_memories)
-    norm = encoder.layer_norm
-    return memories if norm is None else [layer_norm(z, norm.weight, norm.bias) for z in memories]
-
-
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("name", [PRENORM, POSTNORM])
-def test_each_decoder_layer_attends_to_its_memory(kind, name, build, batch):
-    """The scores read nothing else of the encoder: the gradients of all its parameters equal the equations'."""
-    model = build(name, **MODELS[kind]).double().eval()
-    for part in (model.encoder, model.decoder.layers):
-        strengthen(part)
-    randomise(model.encoder.memory)
-    source, lengths, target = batch
-    seen = []
-    for layer in model.decoder.layers:
-        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[1].memory))
-    model(source, lengths, target)
-    count = model.decoder.modules_per_layer
-    assert len(seen) == len(model.decoder.layers) == model.encoder.memory.num_memories * count
-    assert all(z is seen[index - index % count] for index, z in enumerate(seen)) and len({id(z) for z in seen}) > 1
-    assert_equal(seen[::count], naive_model_memories(model.encoder, source), list(model.encoder.parameters()))

@@ -6,7 +6,6 @@ import logging
 import pytest
 import torch
 
-from fairseq_deep.core.layers import DecoderContext, DecoderLayer, EncoderLayer
 from fairseq_deep.core.residuals import RESIDUALS
 from fairseq_deep.core.residuals.branchnorm import BranchNorm
 from fairseq_deep.core.residuals.layernorm_scaling import LayerNormScaling
@@ -15,55 +14,12 @@ from fairseq_deep.core.residuals.mix_ln import MixLN
 from fairseq_deep.core.residuals.prores import ProRes
 from fairseq_deep.core.residuals.sdu import Sdu
 from fairseq_deep.core.stack import Stack
-from tests.helpers.equations import layer_functions
 from tests.helpers.models import TINY
-from tests.helpers.residuals import FORMS, PLACED, B, C, S, T, describe, make, scores
-from tests.helpers.tensors import DOUBLE, assert_same, is_uniform, shake
+from tests.helpers.residuals import B, C, T, describe, make, scores
+from tests.helpers.tensors import is_uniform, shake
 from tests.reference import naive_residuals as naive
 
 SUBLAYERS = {"encoder": 2, "decoder": 3}
-
-
-def equation(form, residual, sublayer):
-    """The plain form of one sub-layer's connection, with the weights of *residual*."""
-    name, options, _ = FORMS[form]
-    if name in ("sdu", "highway"):
-        (w_1, w_2), (b_1, b_2) = (part.chunk(2) for part in residual.linears[sublayer].parameters())
-        if name == "sdu":
-            return naive.sdu(w_1, b_1, w_2, b_2, naive.tanh if options else naive.sigmoid)
-        return (naive.gated_attention if options else naive.highway_gate)(w_1, b_1, w_2, b_2)
-    return {
-        "b2t": lambda: naive.bottom_to_top(sublayer == residual.sublayers - 1),
-        "peri": lambda: naive.peri(*residual.layer_norms[sublayer].parameters()),
-        "layerscale": lambda: naive.layerscale(residual.weight[sublayer]),
-        "completep": lambda: naive.completep(2, 0.6),
-        "layernorm-scaling": lambda: naive.plain,
-        "mix-ln": lambda: naive.plain,
-        "prores": lambda: naive.prores(4, 5, 2, factor=1 / 2 if options.get("around") == "completep" else 1),
-        "branchnorm": lambda: naive.branchnorm(4, 10),
-    }[name]()
-
-
-@pytest.mark.parametrize("form, norm", PLACED)
-@pytest.mark.parametrize("side", SUBLAYERS)
-def test_layers_and_their_gradients_equal_the_equations(form, norm, side):
-    """Including what a layer gives its connections: its own input as bottom, the sub-layer's raw input, the index."""
-    residual = make(form, side, norm)
-    layer = shake((EncoderLayer if side == "encoder" else DecoderLayer)(describe(side, norm), residual)).double()
-    x, memory = (torch.randn(length, B, C, requires_grad=True, **DOUBLE) for length in (T, S))
-    functions = layer_functions(layer, memory)
-    if "layernorm-scaling" in form:
-        functions = [naive.reads_scaled(function, 2) for function in functions]
-    actual = layer(x, None) if side == "encoder" else layer(x, DecoderContext(memory))[0]
-    names = ["self_attn_layer_norm", *(["encoder_attn_layer_norm"] if side == "decoder" else []), "final_layer_norm"]
-    sublayers = [
-        (function, equation(form, residual, index), (getattr(layer, name).weight, getattr(layer, name).bias))
-        for index, (function, name) in enumerate(zip(functions, names))
-    ]
-    assert len(sublayers) == SUBLAYERS[side]
-    expected = naive.run_layer(x, sublayers, norm == "pre" and form != "mix-ln 2")  # make() has the second layer
-    sources = [x, *([memory] if side == "decoder" else []), *layer.parameters()]
-    assert_same(actual, expected, sources, rtol=1e-6, atol=1e-7)  # BranchNorm's number is of fp32
 
 
 # --- special cases ---

@@ -2,18 +2,11 @@
 
 import pytest
 import torch
-from torch import nn
 
-from fairseq_deep.core.attention import FirstValues, MultiheadAttention
-from tests.helpers.equations import projections
 from tests.helpers.methods import NO_FFN
 from tests.helpers.models import POSTNORM, PRENORM
-from tests.helpers.tensors import DOUBLE, assert_same, shake
-from tests.reference.naive_attention import value_residual
 
-T, B, C, H = 4, 2, 8, 4
 VALUES = {"value_residual": True}
-ROTATED = {"rtol": 1e-4, "atol": 1e-4}  # tables of rotations are in fp32
 MODELS = {
     "post-norm": (POSTNORM, {"decoder_attn": "merged-self"}),
     "DLCL": ("transformer_dlcl_2l2l_tiny", {"relative_positions": 2, "relative_values": True}),
@@ -41,26 +34,6 @@ def weigh(model, first, own):
     """Give all layers but the first these weights."""
     for attention in (attention for attentions in of_layers(model) for attention in attentions[1:]):
         attention.value_residual.weight.data.copy_(torch.tensor([first, own]))
-
-
-@pytest.mark.parametrize("kv_heads", [H, 2])
-@pytest.mark.parametrize("rotary, causal", [(None, False), (None, True), (T, True)], ids=str)
-def test_self_attentions_equal_the_equations(kv_heads, rotary, causal):
-    modules = [MultiheadAttention(C, H, kv_heads=kv_heads, rotary=rotary, value_residual=n > 0) for n in range(3)]
-    modules = shake(nn.ModuleList(modules).double(), 0.7)
-    x = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
-    padding = torch.zeros(B, T, dtype=torch.bool)
-    padding[0, T - 1] = True
-    values, got = FirstValues(), [x]
-    for module in modules:
-        got.append(module(got[-1], key_padding_mask=padding, causal=causal, values=values)[0])
-
-    def visible(b, i, j):
-        return not padding[b, j] and not (causal and j > i)
-
-    want = value_residual(modules, projections, x, H, visible, rotary is not None)
-    got, near = torch.stack(got[1:]), {"rtol": 1e-7, "atol": 1e-8} if rotary is None else ROTATED
-    assert_same(got, want, [x, *modules.parameters()], **near)
 
 
 @pytest.mark.parametrize("kind", MODELS)

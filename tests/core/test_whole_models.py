@@ -1,9 +1,8 @@
-"""Whole models against their equations: scores and every gradient, for all decoder attentions, LSTMs, initialisations.
+"""Whole models against their equations: scores and every gradient, for all methods but Luna.
 
-The other aggregators are in ``test_aggregators.py``, memories in ``test_memories.py``, Luna in ``test_luna.py``.
+The equations are read from the descriptions of models (``tests/reference/naive_model.py``); Luna is in
+``test_luna.py``, and what is special in a method in a file of its own.
 """
-
-import argparse
 
 import pytest
 import torch
@@ -11,125 +10,13 @@ import torch
 from fairseq_deep.core.aggregators.lstm import GLU
 from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from tests.helpers.decoder_attention import KINDS, LUNA, STACKS, assert_same_gradients
-from tests.helpers.equations import affine, projections, start
-from tests.helpers.lstm import named_steps
-from tests.helpers.methods import LSTM
-from tests.helpers.models import POSTNORM, PRENORM, make_batch
+from tests.helpers.equations import start
+from tests.helpers.methods import LSTM, NO_FFN
+from tests.helpers.models import POSTNORM, PRENORM, TINY, make_batch
+from tests.helpers.residuals import PLACED, flags_of
 from tests.helpers.tensors import randomise, shake
-from tests.reference import naive_average, naive_connections, naive_ssru
-from tests.reference.naive_attention import attention, relative_vector
-from tests.reference.naive_dlcl import layer_norm, run_stack
-from tests.reference.naive_lstm import run_decoder, run_encoder
-
-PAD = 1
-
-
-def is_parallel(kind):
-    return kind.startswith("merged")
-
-
-def attentions(own, cross, kind, memory, masks, clip=None):
-    """F of the attentions of a layer, one or two; *masks*: what sees a source, what sees earlier words, means."""
-    seen, earlier, means = masks
-
-    def attend(module, keys, visible, causal=False):
-        relative = None if keys is not None or clip is None else relative_vector(module.relative_keys, clip, causal)
-        named = projections(module)
-        return lambda x: attention(x, x if keys is None else keys, named, module.num_heads, visible, relative)[0]
-
-    if cross is None:
-        return [attend(own, None, seen) if memory is None else attend(own, None, earlier, True)]
-    to_memory = (projections(cross), cross.num_heads, seen)
-    if kind == "merged":
-        return [lambda x: naive_average.merged(x, memory, *to_memory, means)]
-    if "average" in kind:
-        linears = [own.fc1, own.fc2] if "ffn" in kind else []
-        ffn = [part for linear in linears for part in (linear.weight, linear.bias)]
-        gate = (own.gate.weight, own.gate.bias)
-        first = lambda x: naive_average.average_attention(x, means, gate, ffn or None)  # noqa: E731
-        if is_parallel(kind):
-            return [lambda x: naive_average.merged_average(x, memory, first, *to_memory)]
-    elif kind == "ssru":
-        words, gate = means.diagonal(dim1=1, dim2=2) > 0, (own.gate.weight, own.gate.bias)
-        first = lambda x: naive_ssru.ssru(x, words, gate, own.input_proj.weight)  # noqa: E731
-    elif is_parallel(kind):
-        return [lambda x: naive_average.merged_self(x, memory, projections(own), *to_memory, earlier)]
-    else:
-        first = attend(own, None, earlier, True)
-    return [first, attend(cross, memory, seen)]
-
-
-def sublayers(layer, kind, *context):
-    """The pairs (F, LN) of a *layer*; a layer without a feed-forward sub-layer has only attentions."""
-    own, cross = getattr(layer, "self_attn", None), getattr(layer, "encoder_attn", None)
-    names = ["encoder_attn"] if cross and is_parallel(kind) else ["self_attn"] + ["encoder_attn"] * bool(cross)
-    norms = [affine(getattr(layer, f"{name}_layer_norm", None)) for name in names]
-    found = list(zip(attentions(own, cross, kind, *context), norms))
-    if hasattr(layer, "fc1"):
-        matrices = (layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, layer.fc2.bias)
-        found.append((naive_connections.feed_forward_function(*matrices), affine(layer.final_layer_norm)))
-    return found
-
-
-def naive_layer(layer, stack, init, kind, *context):
-    """A layer of residual connections as a function of its input."""
-    pairs, weight = sublayers(layer, kind, *context), getattr(layer.residual, "weight", None)
-    alpha = naive_connections.deepnet_alpha(stack.side, stack.encoder_layers, stack.decoder_layers)
-    method = init if init in ("deepnet", "admin", "rezero") else "plain"
-    factors = [{"deepnet": alpha, "rezero": weight, "admin": weight is not None and weight[min(index, len(weight) - 1)],
-                "plain": None}[method] for index in range(len(pairs))]  # fmt: skip
-    connected = [(f, naive_connections.connect(method, factor), norm) for (f, norm), factor in zip(pairs, factors)]
-    return lambda x: naive_connections.run_sublayers(x, connected, stack.pre_norm)
-
-
-def naive_depthwise(stack, x, kind, context, merge="add", attn_residual=True, share=None, glu="sigmoid"):
-    """Output of a stack whose layers are only attentions of normalised queries."""
-    places = 2 if stack.stack.side == "decoder" and merge == "two" else 1
-    share = share or ("gate" if len(stack.aggregator.gates) else "none")
-    steps, final = named_steps(stack.aggregator, share, places), affine(stack.aggregator.final_norm)
-    layers, functions = list(stack.layers), []
-    for first, last in zip(layers[::places], layers[places - 1 :: places]):
-        whole = argparse.Namespace(**{**first._modules, **last._modules})
-        pairs = sublayers(whole, kind, *context)
-        functions.append([lambda x, f=f, norm=norm: f(layer_norm(x, *norm)) for f, norm in pairs])
-    if len(functions[0]) == 1:
-        return run_encoder(x, [attend for (attend,) in functions], steps, glu, final)
-    return run_decoder(x, functions, steps, merge, glu, attn_residual, final)
-
-
-def naive_stack(stack, x, kind, init, context, **options):
-    if hasattr(stack.aggregator, "hidden"):
-        return naive_depthwise(stack, x, kind, context, **options)
-    layers = [naive_layer(layer, stack.stack, init, kind, *context) for layer in stack.layers]
-    if hasattr(stack.aggregator, "layer_norms"):
-        norms, weight = list(map(affine, stack.aggregator.layer_norms)), stack.aggregator.weight.unsqueeze(-1)
-        return run_stack(x, layers, weight, norms, stack.stack.pre_norm)
-    for layer in layers:
-        x = layer(x)
-    return x
-
-
-def naive_scores(model, kind, batch, causal=True, init="plain", clip=None, encode=True, **options):
-    """Scores (B x T x V) of a model from the equations; unless *encode*, with the output of its own encoder."""
-    source, lengths, target = batch
-    words = target.ne(PAD)
-
-    def seen(b, i, j):
-        return source[b, j] != PAD
-
-    def earlier(b, i, j):  # padding sees itself, for softmax to be defined; no word sees padding
-        return (j <= i or not causal) and (bool(words[b, j]) or j == i)
-
-    masks, memory = (seen, earlier, naive_average.average_mask(words, causal)), None
-    if not encode:
-        memory = model.encoder(source, lengths)["encoder_out"][0]
-    for stack, tokens in ((model.encoder, source), (model.decoder, target))[not encode :]:
-        x = start(stack, tokens)
-        if stack is model.encoder:
-            x = x.masked_fill(source.eq(PAD).T.unsqueeze(-1), 0.0)
-        x = naive_stack(stack, x, kind, init, (memory, masks, clip), **options)
-        memory = x = x if affine(stack.layer_norm) is None else layer_norm(x, *affine(stack.layer_norm))
-    return x.transpose(0, 1) @ model.decoder.output_projection.weight.T
+from tests.reference import naive_average, naive_connections
+from tests.reference.naive_model import PAD, UPDATE, Context, scores, sublayers
 
 
 @pytest.fixture
@@ -140,21 +27,23 @@ def make(build):
         model = build(arch, **flags).double()
         for stack in (model.encoder, model.decoder):
             shake(stack.layers, deviation), shake(stack.aggregator, deviation)
+        if model.encoder.memory is not None:
+            shake(model.encoder.memory).eval()  # without dropout of its own
+        model.set_num_updates(UPDATE - 1)
         model.decoder.need_attn = False  # its weights are of fp32
         return model
 
     return make
 
 
-def assert_equations(model, kind, batch, causal=True, **options):
+def assert_equations(model, batch, causal=True, encode=True, rtol=1e-7, atol=1e-8):
     source, lengths, target = batch
     words = target.ne(PAD)
-    wanted = naive_scores(model, kind, batch, causal, **options)[words]
-    encoded = model.encoder(source, lengths)
+    wanted, encoded = scores(model, batch, causal, encode)[words], model.encoder(source, lengths)
     actual = model.decoder(target, encoder_out=encoded, full_context_alignment=not causal)[0][words]
-    torch.testing.assert_close(actual, wanted, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(actual, wanted, rtol=rtol, atol=atol)
     reads = any(getattr(layer, "encoder_attn", None) for layer in model.decoder.layers)
-    assert_same_gradients(model if reads else model.decoder, wanted, actual)
+    assert_same_gradients(model if reads else model.decoder, wanted, actual, rtol=rtol, atol=atol)
 
 
 def padded_batch(dictionary):
@@ -188,7 +77,7 @@ def test_every_attention_is_tested():
 def test_decoders_of_every_attention_equal_the_equations(kind, stack, causal, make, dictionary):
     name, flags = STACKS[stack]
     model = make(name, **{"decoder_layers": 3, **flags, **KINDS[kind]})
-    assert_equations(model, kind, padded_batch(dictionary), causal, encode=False)
+    assert_equations(model, padded_batch(dictionary), causal, encode=False)
 
 
 LSTMS = [
@@ -211,9 +100,7 @@ def test_depthwise_lstms_equal_the_equations(flags, make, batch):
     model = make(LSTM, **flags)
     for part in (model.encoder.layers, model.decoder.layers, model.encoder.aggregator, model.decoder.aggregator):
         randomise(part)
-    named = {name.removeprefix("lstm_"): value for name, value in flags.items() if name in (
-        "lstm_merge", "lstm_attn_residual", "lstm_share", "lstm_glu")}  # fmt: skip
-    assert_equations(model, flags.get("decoder_attn", "self"), batch, clip=flags.get("relative_positions"), **named)
+    assert_equations(model, batch)
 
 
 INITS = [("lipschitz", "self"), ("deepnet", "self"), ("deepnet", "average"), ("tfixup", "self"), ("tfixup", "average")]
@@ -230,7 +117,51 @@ def test_residual_connections_of_initialisations_equal_the_equations(arch, init,
     """With a norm on the embedding where the method has one."""
     flags = {"deep_init": init, "layernorm_embedding": init == "lipschitz", "encoder_layers": 2, "decoder_layers": 3}
     model = make(arch, {"tfixup": 0.12, "rezero": 0.2}.get(init, 0.5), **flags, **KINDS[kind], **more)
-    assert_equations(model, kind, batch, init=init, encode=kind == "self")
+    assert_equations(model, batch, encode=kind == "self")
+
+
+def flags(aggregator, **options):
+    prefix = aggregator.replace("-", "_")
+    return {"layer_agg": aggregator, **{f"{prefix}_{name}": value for name, value in options.items()}}
+
+
+BARE = ("residual-dual", "attention-residual", "hyper-connections")
+AGGREGATORS = [
+    *((norm, flags(name)) for norm in TINY for name in (
+        "dlcl", "hierarchical", "iterative", "linear", "mudd", "gtrans", "mlrf", "ode", *BARE)),
+    *((norm, flags("routing", capsules=2)) for norm in TINY),
+    *(("pre", flags(name, **options)) for name, options in (
+        ("dlcl", {"weight_type": "scalar_2", "window": 2}), ("gtrans", {"group_layers": 2}),
+        ("attention-residual", {"block": 4}), ("hyper-connections", {"kind": "manifold"}))),
+    *(("pre", flags("ode", method=method, history="dlcl")) for method in ("rk3", "rk4", "rk2-learned", "rk2-init")),
+    *(("pre", flags("ode", method="ema", order=order, history="dlcl")) for order in (1, 2, 3, 4)),
+]  # fmt: skip
+TRANSPARENT, MSC = {"decoder_memory": "transparent"}, {"decoder_memory": "msc", "layer_agg": "msc"}
+TWO = {"decoder_layer_agg": "lstm", "lstm_merge": "two", "lstm_share": "none", "decoder_ffn_embed_dim": 0}
+MEMORIES = [(norm, more) for norm in TINY for more in (
+    {**TRANSPARENT, "encoder_layers": 4}, {**TRANSPARENT, "decoder_attn": "merged"},
+    {**TRANSPARENT, "layer_agg": "dlcl"}, {"decoder_memory": "layerwise", "encoder_layers": 5},
+    {**MSC, "encoder_layers": 6, "decoder_embed_dim": 24},
+    {**MSC, "encoder_layers": 4, "decoder_layers": 4, "msc_blocks": 2},
+    {"decoder_memory": "msc", "encoder_layer_agg": "msc", "decoder_layers": 3, **TWO},
+)]  # fmt: skip
+OPTIONS = [(norm, more) for norm in TINY for more in (
+    {"norm": "rms", "qk_norm": True, "attention_gate": "features", "sub_norm": True},
+    {"ffn": "swiglu", "rotary_positions": True, "decoder_kv_heads": 1, "attention_gate": "heads"},
+    {"relative_positions": 2, "relative_values": True, "value_residual": True, "sub_norm": True, "ffn": "geglu"},
+    {"value_residual": True, "rotary_positions": True, "norm": "rms", "residual": "sdu"},
+)]  # fmt: skip
+OPTIONS += [("pre", {"value_residual": True, **more}) for more in (
+    {"layer_agg": "hyper-connections"}, {"layer_agg": "lstm", **NO_FFN}, {"decoder_attn": "merged-self"})]
+RESIDUALS = [(norm, flags_of(form)) for form, norm in PLACED]
+
+
+@pytest.mark.parametrize("norm, more", [*AGGREGATORS, *RESIDUALS, *MEMORIES, *OPTIONS], ids=str)
+def test_methods_and_options_equal_the_equations(norm, more, make, batch):
+    """Depths of 3 and 2; rotations and gelu are of fp32, as is BranchNorm's number."""
+    model = make(TINY[norm], 0.3, **{"encoder_layers": 3, "decoder_layers": 2, **more})
+    rounds = "rotary_positions" in more or more.get("ffn") == "geglu" or more.get("residual") == "branchnorm"
+    assert_equations(model, batch, **({"rtol": 1e-4, "atol": 1e-5} if rounds else {}))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -240,15 +171,17 @@ def test_the_profile_of_admin_follows_the_recursion(kind, build, dictionary):
     model = build(POSTNORM, **flags).train()
     source, lengths, target = make_batch(dictionary, lengths=(5, 5, 5), target_lengths=(6, 6, 6))
     means = naive_average.average_mask(target.ne(PAD))
-    masks, memory, wanted = (lambda b, i, j: True, lambda b, i, j: j <= i, means), None, []
+    masks, memories, wanted = (lambda b, i, j: True, lambda b, i, j: j <= i, means), None, []
     with torch.no_grad():
         for stack, tokens in ((model.encoder, source), (model.decoder, target)):
             x = start(stack, tokens)
-            pairs = [pair for layer in stack.layers for pair in sublayers(layer, kind, memory, masks)]
+            context = Context(model.decoder.stack.attention.name, memories, *masks)
+            pairs = [pair for number, layer in enumerate(stack.layers, 1)
+                     for pair in sublayers(layer, stack.stack, number, context)]  # fmt: skip
             wanted.append(naive_connections.profile(x, pairs))
             connected = [(f, naive_connections.connect("admin", omega), norm)
                          for (f, norm), omega in zip(pairs, wanted[-1])]  # fmt: skip
-            memory = naive_connections.run_sublayers(x, connected, False)
+            memories = [naive_connections.run_sublayers(x, connected, False)] * 3
         model(source, lengths, target)
     for stack, omegas in zip((model.encoder, model.decoder), wanted):
         assert omegas[0] == 1.0 and min(omegas[1:]) > 1.1

@@ -5,7 +5,6 @@ import torch
 from tests.helpers.models import POSTNORM, PRENORM
 from tests.helpers.tensors import shake
 
-NEAR = {"rtol": 1e-7, "atol": 1e-8}
 # --decoder-attn, and the flags that choose it
 KINDS = {
     "self": {},
@@ -44,10 +43,10 @@ def make_model(build, kind, stack, **flags):
     return model
 
 
-def assert_same_gradients(model, expected, actual):
+def assert_same_gradients(model, expected, actual, rtol=1e-7, atol=1e-8):
     direction = torch.randn_like(actual)
     parameters = dict(model.named_parameters())
     wanted = torch.autograd.grad(expected, list(parameters.values()), direction)
     for name, want, got in zip(parameters, wanted, torch.autograd.grad(actual, list(parameters.values()), direction)):
         assert want.any() or name.endswith("k_proj.bias"), name
-        torch.testing.assert_close(got, want, **NEAR, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(got, want, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")

@@ -4,7 +4,7 @@ from fairseq_deep.core.residuals import RESIDUALS
 from fairseq_deep.core.residuals.branchnorm import GrowingBranch
 from fairseq_deep.core.stack import Stack
 
-T, S, B, C, F, HEADS = 3, 4, 2, 6, 8, 2
+T, B, C, F, HEADS = 3, 2, 6, 8, 2
 # each method and form: its name, options, and the norm placements that it is for
 FORMS = {
     "sdu": ("sdu", {}, ("pre", "post")),

@@ -98,24 +98,11 @@ def relative_vector(table, clip, causal):
     return relative
 
 
-def value_residual(modules, projections, x, heads, visible, rotary=False):
-    """Outputs of self-attentions, each of which reads the one below: V' = a V_1 + b V (Zhou et al., 2024)."""
-    outputs, first = [], modules[0].v_proj(x)
-    for number, module in enumerate(modules):
-        options = {"rotary": rotary}
-        if number > 0:
-            a, b = module.value_residual.weight
-            options["values"] = a * first + b * module.v_proj(x)
-        x, _ = attention(x, x, projections(module), heads, visible, options=options)
-        outputs.append(x)
-    return torch.stack(outputs)
-
-
-def gated_feed_forward(module, x, gate):
-    """W_2 (act(W_1 x) * V x) (Shazeer, 2020, Eq. 6)."""
+def gated_feed_forward(module, x, gate, norm=lambda x: x):
+    """W_2 (act(W_1 x) * V x) (Shazeer, 2020, Eq. 6); *norm*: a function of the hidden values."""
     a, b = x @ module.fc1.weight.t(), x @ module.fc_linear.weight.t()
     if gate == "swiglu":
         a = a / (1 + (-a).exp())
     else:
         a = a * 0.5 * (1 + torch.erf(a / 2**0.5))
-    return (a * b) @ module.fc2.weight.t()
+    return norm(a * b) @ module.fc2.weight.t()

@@ -46,13 +46,3 @@ def merged(x, memory, projections, num_heads, visible, mask):
     values = x @ w_v.T if b_v is None else x @ w_v.T + b_v
     output = (o + mean(values, mask)) @ w_o.T
     return output if b_o is None else output + b_o
-
-
-def merged_self(x, memory, own, projections, num_heads, visible, earlier):
-    """Row 6 of Table 3: self-attention with the projections *own*, beside attention to the memory."""
-    return attention(x, x, own, num_heads, earlier)[0] + attention(x, memory, projections, num_heads, visible)[0]
-
-
-def merged_average(x, memory, average, projections, num_heads, visible):
-    """Row 7 of Table 3: average attention, the function *average* of x, beside attention to the memory."""
-    return average(x) + attention(x, memory, projections, num_heads, visible)[0]

@@ -2,9 +2,6 @@
 
 import math
 
-from .naive_attention import attention
-from .naive_dlcl import layer_norm
-
 
 def deepnet_alpha(side, n, m):
     return 0.81 * (n**4 * m) ** (1 / 16) if side == "encoder" else (3 * m) ** 0.25
@@ -33,24 +30,18 @@ def connect(method, factor):
 
 
 def run_sublayers(x, sublayers, pre_norm):
-    """Output of the triples (F, r, LN or None) in *sublayers*, one on top of the other."""
-    for function, residual, norm in sublayers:
-        normalise = (lambda y: y) if norm is None else (lambda y, norm=norm: layer_norm(y, *norm))
+    """Output of the triples of functions (F, r, LN) in *sublayers*, one on top of the other."""
+    for function, residual, normalise in sublayers:
         x = residual(x, function(normalise(x))) if pre_norm else normalise(residual(x, function(x)))
     return x
 
 
-def attention_function(projections, num_heads, visible, memory=None):
-    """F of an attention sub-layer; see :func:`naive_attention.attention`."""
-    return lambda x: attention(x, x if memory is None else memory, projections, num_heads, visible)[0]
-
-
-def feed_forward_function(w_1, b_1, w_2, b_2):
-    """F of a feed-forward sub-layer."""
+def feed_forward_function(w_1, b_1, w_2, b_2, norm=lambda x: x):
+    """F of a feed-forward sub-layer; *norm*: a function of its hidden values."""
 
     def function(x):
         hidden = x @ w_1.T + b_1
-        return (hidden * (hidden > 0)) @ w_2.T + b_2
+        return norm(hidden * (hidden > 0)) @ w_2.T + b_2
 
     return function
 
@@ -58,9 +49,9 @@ def feed_forward_function(w_1, b_1, w_2, b_2):
 def profile(x, sublayers):
     """omega of each of the pairs (F, LN) in *sublayers*: its square is the variance of what the last one added up."""
     omegas, omega = [], 1.0
-    for function, norm in sublayers:
+    for function, normalise in sublayers:
         omegas.append(omega)
         kept, added = omega * x, function(x)
-        x = layer_norm(kept + added, *norm)
+        x = normalise(kept + added)
         omega = math.sqrt(sum(float(((part - part.mean()) ** 2).mean()) for part in (kept, added)))
     return omegas

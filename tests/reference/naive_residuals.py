@@ -1,6 +1,6 @@
-"""Residual connections r(x, F(x)) of one sub-layer in the plainest form, and layers made of them.
+"""Residual connections r(x, F(x), bottom) of one sub-layer in the plainest form.
 
-Connections act on one position, a list of C numbers; matrices stand on the left of column vectors.
+Connections act on a list of C features; matrices stand on the left of column vectors.
 """
 
 import math
@@ -8,7 +8,6 @@ import math
 import torch
 
 from .naive_attention import sigmoid
-from .naive_dlcl import layer_norm
 
 
 def tanh(value):
@@ -105,21 +104,6 @@ def reads_scaled(function, layer):
     return lambda z: function(z / math.sqrt(layer))
 
 
-def each_position(connect, x, f, bottom):
-    """The connection at every position of T x B x C."""
-    rows = []
-    for t in range(x.size(0)):
-        row = [connect(list(x[t, b]), list(f[t, b]), list(bottom[t, b])) for b in range(x.size(1))]
-        rows.append(torch.stack([torch.stack(position) for position in row]))
-    return torch.stack(rows)
-
-
-def run_layer(x, sublayers, pre_norm):
-    """Output of a layer with the triples (F, connection, LN) in *sublayers*."""
-    bottom = x
-    for function, connect, norm in sublayers:
-        if pre_norm:
-            x = each_position(connect, x, function(layer_norm(x, *norm)), bottom)
-        else:
-            x = layer_norm(each_position(connect, x, function(x), bottom), *norm)
-    return x
+def each_feature(connect, x, f, bottom):
+    """The connection of tensors T x B x C, whose features are the C numbers."""
+    return torch.stack(connect(x.unbind(-1), f.unbind(-1), bottom.unbind(-1)), dim=-1)
