@@ -45,13 +45,10 @@ def tuner(losses, default=0.002, **options):
     made, tried = tune.Tuner(args, None, None, default), []
 
     def measure(candidates):
-        found = {}
-        for each in candidates:
-            label, rate = re.fullmatch(r"(\w+)-lr(.+)", each.label).groups()
-            tried.append((label, float(rate)))
-            assert each.flags[-2:] == ["--lr", rate]
-            found[each.label] = losses(label, float(rate))
-        return found
+        found = [re.fullmatch(r"(\w+)-lr(.+)", each.label).groups() for each in candidates]
+        assert [each.flags[-2:] for each in candidates] == [["--lr", rate] for _, rate in found]
+        tried.extend((label, float(rate)) for label, rate in found)
+        return [losses(label, float(rate)) for label, rate in found]
 
     made.measure = measure
     return made, tried

@@ -55,14 +55,11 @@ class Tuner:
             UsageError: all rates of a system diverge
         """
         losses: dict[str, dict[float, float]] = {system.label: {} for system in systems}
-        todo = {system.label: self.first_rates(system) for system in systems}
-        while any(todo.values()):
-            candidates = [self.candidate(system, rate) for system in systems for rate in todo[system.label]]
-            measured = self.measure(candidates)
-            for system in systems:
-                for rate in todo[system.label]:
-                    losses[system.label][rate] = measured[self.candidate(system, rate).label]
-                todo[system.label] = following(losses[system.label])
+        todo = [(system, rate) for system in systems for rate in self.first_rates(system)]
+        while todo:
+            for (system, rate), loss in zip(todo, self.measure([self.candidate(*each) for each in todo])):
+                losses[system.label][rate] = loss
+            todo = [(system, rate) for system in systems for rate in following(losses[system.label])]
         return [self.chosen(system, losses[system.label]) for system in systems]
 
     def check(self, systems: list[System]) -> None:
@@ -81,8 +78,8 @@ class Tuner:
         flags = [*system.flags, *scaled(system.flags, self.args.scales[1])]
         return replace(system, label=f"{system.label}-lr{rate:g}", flags=with_rate(flags, rate))
 
-    def measure(self, candidates: list[System]) -> dict[str, float]:
-        """Train the candidates; return their validation losses by label, infinite for a run that diverged.
+    def measure(self, candidates: list[System]) -> list[float]:
+        """Train the candidates; return their validation losses, infinite for a run that diverged.
 
         Raises:
             SearchFailed: runs failed for another reason
@@ -105,8 +102,8 @@ class Tuner:
             raise UsageError(f"{self.args.exp}: the search for learning rates is incomplete: omit --table-only")
         if lines:
             results.add(self.args.exp, lines.values())
-        found = {label: line.get("valid_loss", math.inf) for label, line in lines.items()}
-        return {each.label: finite(found.get(each.label, math.inf)) for each in candidates}
+        losses = [lines.get(each.label, {}).get("valid_loss", math.nan) for each in candidates]
+        return [math.inf if math.isnan(loss) else loss for loss in losses]
 
     def chosen(self, system: System, losses: dict[float, float]) -> System:
         """Return the system with the rate of the lowest loss."""
@@ -138,19 +135,18 @@ def with_rate(flags: list[str], rate: float) -> list[str]:
     return [*kept, "--lr", f"{rate:g}"]
 
 
-def finite(loss: float) -> float:
-    """Return the loss, or infinity if it is NaN."""
-    return math.inf if math.isnan(loss) else loss
+def beyond(losses: dict[float, float]) -> float | None:
+    """Return the next rate beyond the best one if it is at an edge of the grid; the lower one if all diverge."""
+    best = min(losses, key=lambda rate: losses[rate])
+    if losses[best] == math.inf or best == min(losses):
+        return min(losses) / STEP
+    return best * STEP if best == max(losses) else None
 
 
 def following(losses: dict[float, float]) -> list[float]:
-    """Return the rate to try next, beyond the best one if it is at an edge of the grid; otherwise none."""
-    best = min(losses, key=lambda rate: losses[rate])
-    if len(losses) >= 3 + EXTENSIONS or losses[best] == math.inf and len(losses) > 3:
-        return []
-    if losses[best] == math.inf or best == min(losses):
-        return [min(losses) / STEP]
-    return [best * STEP] if best == max(losses) else []
+    """Return the rate to try next, if any."""
+    further, diverging = beyond(losses), min(losses.values()) == math.inf
+    return [] if further is None or len(losses) >= (4 if diverging else 3 + EXTENSIONS) else [further]
 
 
 def describe(system: System) -> str:
@@ -160,14 +156,13 @@ def describe(system: System) -> str:
 
 def inside(losses: dict[float, float]) -> bool:
     """Return whether the best rate of a search has tried rates on both sides."""
-    return bool(losses) and min(losses) < min(losses, key=lambda rate: losses[rate]) < max(losses)
+    return bool(losses) and beyond(losses) is None
 
 
 def format_rates(losses: dict[float, float]) -> str:
     """Format rates with their losses, with a remark if the best rate is at an edge of the grid after all extensions."""
     tried = ", ".join(f"{rate:g} ({loss:.3f})" for rate, loss in losses.items())
-    if inside(losses):
+    best, further = min(losses, key=lambda rate: losses[rate]), beyond(losses)
+    if further is None:
         return tried
-    best = min(losses, key=lambda rate: losses[rate])
-    further = best / STEP if best == min(losses) else best * STEP
     return f"{tried}; {best:g} is at the edge of the grid: start a new search from --lr {further:g}"
