@@ -11,13 +11,13 @@ import re
 import statistics
 from pathlib import Path
 
+from fairseq_deep.tools.results import holm as correct
+from fairseq_deep.tools.results import over_seeds
+
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = Path(__file__).resolve().parent / "records"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
 TABLE = re.compile(r"<!-- table: ([a-z0-9-]+) -->\n(.*?)<!-- end -->", re.DOTALL)
-
-SEEDS = {3: 4.3027, 4: 3.1824, 5: 2.7764}
-"""97.5 % quantiles of Student's t for the differences of so many seeds."""
 
 CONTRASTS = {
     "depth": [
@@ -87,7 +87,7 @@ def differences(record, one, other, measure):
 
 def half_width(found):
     """Return the half of the 95 % confidence interval of a mean over seeds, None for fewer than three seeds."""
-    return SEEDS[len(found)] * statistics.stdev(found) / math.sqrt(len(found)) if len(found) in SEEDS else None
+    return over_seeds(found).get("half")
 
 
 def difference(record, one, other, measure="bleu", decimals=2, unit=1.0):
@@ -153,17 +153,10 @@ COLUMNS = {
 @functools.cache
 def holm(record, other):
     """Return the p of the paired t-test of each system with three seeds against *other*, corrected by Holm's method."""
-    found = {}
-    for system in runs(record):
-        each = differences(record, system, other, "bleu") if system != other else []
-        if len(each) == 3:
-            t = abs(statistics.fmean(each)) / (statistics.stdev(each) / math.sqrt(3))
-            found[system] = 1 - t / math.sqrt(2 + t * t)  # Student's t with two degrees of freedom
-    largest, corrected = 0.0, {}
-    for place, (system, p) in enumerate(sorted(found.items(), key=lambda item: item[1])):
-        largest = max(largest, min(1.0, (len(found) - place) * p))
-        corrected[system] = f"{largest:.2g}"
-    return corrected
+    others = [system for system in runs(record) if system != other]
+    tests = {system: over_seeds(differences(record, system, other, "bleu")) for system in others}
+    found = {system: test["p"] for system, test in tests.items() if test}
+    return {system: f"{p:.2g}" for system, p in zip(found, correct([*found.values()], len(found)))}
 
 
 def markdown(head, rows):

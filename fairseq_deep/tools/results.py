@@ -109,3 +109,16 @@ def over_seeds(differences: list[float], margin: float = 0.0) -> dict[str, float
     sides = ((-margin, "greater"), (margin, "less"))
     equal = max(stats.ttest_1samp(differences, end, alternative=side).pvalue for end, side in sides)
     return {"half": float(high - low) / 2, "p": float(test.pvalue), "p_equal": float(equal), "margin": margin}
+
+
+def holm(chances: list[float | None], count: int) -> list[float | None]:
+    """Apply Holm's step-down correction: the k-th smallest of *count* tests is multiplied by count - k + 1.
+
+    Tests without a p, and those that are not in *chances*, count as the largest.
+    """
+    known = sorted((p, index) for index, p in enumerate(chances) if p is not None)
+    corrected, least = list(chances), 0.0
+    for rank, (p, index) in enumerate(known):
+        least = max(least, min(1.0, p * (count - rank)))
+        corrected[index] = least
+    return corrected

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.tools.results import over_seeds
+from fairseq_deep.tools.results import holm, over_seeds
 
 from .systems import System
 from .table import markdown
@@ -101,19 +101,6 @@ def slope(xs: list[float], ys: list[float]) -> float:
     """Return the least-squares slope of *ys* on *xs*."""
     x, y = statistics.fmean(xs), statistics.fmean(ys)
     return math.fsum((a - x) * (b - y) for a, b in zip(xs, ys)) / math.fsum((a - x) ** 2 for a in xs)
-
-
-def holm(chances: list[float | None], count: int) -> list[float | None]:
-    """Apply Holm's step-down correction: the k-th smallest of *count* tests is multiplied by count - k + 1.
-
-    Tests without a p, and those that are not in *chances*, count as the largest.
-    """
-    known = sorted((p, index) for index, p in enumerate(chances) if p is not None)
-    corrected, least = list(chances), 0.0
-    for rank, (p, index) in enumerate(known):
-        least = max(least, min(1.0, p * (count - rank)))
-        corrected[index] = least
-    return corrected
 
 
 def _verdict(found: dict[str, Any]) -> str:
