@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fairseq_deep.tools import allocator
-from fairseq_deep.tools.flags import actions
 from fairseq_deep.tools.machine import count_cores, describe_cpu
 from fairseq_deep.tools.tables import format_table
 
@@ -33,13 +32,7 @@ OTHER_BUILDS = (
     "--required-batch-size-multiple 1 prevents)"
 )
 EXTENSIONS = ("fairseq.data.data_utils_fast", "fairseq.data.token_block_utils_fast", "fairseq.libbleu")
-PURPOSES = {
-    "sacrebleu": "fairseq-deep score",
-    "subword-nmt": "BPE",
-    "sacremoses": "tokenising and detokenising",
-    "safetensors": "fairseq-deep package, and packaged models",
-}
-"""The packages for text and files, and what requires them."""
+PACKAGES = ("sacrebleu", "subword-nmt", "sacremoses", "safetensors")
 
 
 class Check(NamedTuple):
@@ -217,8 +210,6 @@ def _fairseq() -> str:
     if reason:
         if "No module named 'fairseq'" in reason:
             reason = "it is not installed; training requires it, translating packaged models does not"
-        if "mutable default" in reason:
-            reason += "; stock fairseq 0.12.2 requires Python 3.10 or older"
         raise Problem("FAIL", "cannot be imported", reason, OUR_BUILD)
     try:
         version = importlib.metadata.version("fairseq")
@@ -267,19 +258,6 @@ def _plugins() -> str:
     return ", ".join(PLUGINS)
 
 
-def _flags_of_methods(patches: Any) -> str:
-    """Methods whose flags this fairseq has as well."""
-    from fairseq_deep.core.description import REGISTRIES
-
-    options = patches.fairseq_options()
-    both = {f"{registry.kind} {name}" for registry in REGISTRIES for name in registry.names()
-            if options & actions(registry.get(name).add_args).keys()}  # fmt: skip
-    if both:
-        reason = "fairseq has flags of the same name, so every training run fails"
-        raise Problem("FAIL", ", ".join(sorted(both)), reason, "rename them, or " + SET_UP)
-    return ""
-
-
 def _console_scripts() -> str:
     script, folder = shutil.which("fairseq-train"), os.path.dirname(sys.executable)
     cure = f"export PATH={folder}:$PATH"
@@ -319,13 +297,6 @@ def _cpu_computes(torch: Any, dtype: Any) -> bool:
     return True
 
 
-def _package(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        raise Problem("no", "not installed", f"required for {PURPOSES[name]}", f"pip install {name}") from None
-
-
 def _compiler() -> str:
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if not compiler:
@@ -348,13 +319,12 @@ ROWS = (
     Row("extensions", _extensions, ("fairseq",)),
     Row("--user-dir", _user_dir),
     Row("plugins", _plugins),
-    Row("flags of methods", _flags_of_methods, ("fairseq_deep.plugin.patches",)),
     Row("fairseq-train", _console_scripts),
     Row("--fp16", _fp16, ("torch",)),
     Row("--amp", _amp, ("torch",)),
     Row("--bf16", _bf16, ("torch",)),
     Row("decoding", lambda machine: machine.describe(), ("fairseq_deep.core.decoding.machine",)),
-    *(Row(name, functools.partial(_package, name)) for name in PURPOSES),
+    *(Row(name, functools.partial(importlib.metadata.version, name)) for name in PACKAGES),
     Row("compiler", _compiler),
 )
 """The report, row by row."""
