@@ -14,7 +14,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from fairseq_deep.errors import UsageError
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if len(results) > 1:
         print(f"\n{_comparison(results)}")
     if args.json is not None:
-        write_text(args.json, json.dumps(_finite(_record(args, results)), indent=1) + "\n")
+        write_text(args.json, _record(args, results))
     if args.plot is not None:
         pictures.save_figure(_draw(results), args.plot)
     written = [path for path in (args.json, args.plot) if path is not None]
@@ -89,30 +89,19 @@ def _check(args: argparse.Namespace) -> None:
         pictures.check_picture(args.plot)
 
 
-def sublayer_means(sublayers: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the ratios of each kind of sub-layer, averaged over layers, as in Table 1."""
-    rows = []
-    for side in SIDES:
-        for part in dict.fromkeys(entry["part"] for entry in sublayers[side]):
-            entries = [entry for entry in sublayers[side] if entry["part"] == part]
-            numbers = mean_of([{name: entry[name] for name in RATIOS} for entry in entries])
-            rows.append({"side": side, "part": part, "layer": None, **numbers})
-    return rows
-
-
 def _report(result: dict[str, Any], per_layer: bool) -> str:
     mean = result["mean"]
-    norms, streams = mean["gradient_norm"], [mean["stream_std"], mean["stream_between"]]
-    rows = [("layer", "encoder gradient", "std", "between", "decoder gradient", "std", "between")]
-    start = [[_at(values[side], 0) for values in streams] for side in SIDES]
-    rows.append(("embedding", _number(norms["embedding"]), *start[0], "", *start[1]))
-    for layer in range(max(len(norms[side]) for side in SIDES)):
-        cells = [[_at(norms[side], layer), *(_at(values[side], layer + 1) for values in streams)] for side in SIDES]
-        rows.append((str(layer + 1), *cells[0], *cells[1]))
-    if any(f"{side}_aggregator" in norms for side in SIDES):
-        values = [norms.get(f"{side}_aggregator") for side in SIDES]
-        rows.append(("aggregator", _number(values[0]), "", "", _number(values[1]), "", ""))
-    rows.append(("last/first", _number(_spread(norms["encoder"])), "", "", _number(_spread(norms["decoder"])), "", ""))
+    norms = mean["gradient_norm"]
+    columns = [["layer", "embedding", *range(1, 1 + max(len(norms[side]) for side in SIDES))]]
+    for side in SIDES:
+        start = _number(norms["embedding"]) if side == "encoder" else ""
+        columns.append([f"{side} gradient", start, *map(_number, norms[side])])
+        columns += [[name, *map(_number, mean[f"stream_{name}"][side])] for name in ("std", "between")]
+    rows = [[str(cell) for cell in row] for row in zip_longest(*columns, fillvalue="")][: len(columns[0])]
+    ends = {"aggregator": [norms.get(f"{side}_aggregator") for side in SIDES],
+            "last/first": [_spread(norms[side]) for side in SIDES]}  # fmt: skip
+    rows += [[name, _number(encoder), "", "", _number(decoder), "", ""]
+             for name, (encoder, decoder) in ends.items() if name == "last/first" or encoder or decoder]  # fmt: skip
     head = f"{result['name']}: {result['parameters']:,} parameters, loss {mean['loss']:.3f}"
     if mean["source_gain"] is not None:
         head += f", source gain {mean['source_gain']:.3f}"
@@ -124,32 +113,28 @@ def _report(result: dict[str, Any], per_layer: bool) -> str:
 
 
 def _ratio_table(sublayers: dict[str, Any], per_layer: bool) -> str:
-    entries = [{"side": side, **entry} for side in SIDES for entry in sublayers[side]]
-    rows = [("sub-layer", "layer", "Var(r)", "beta_LN", "beta_RC", "beta")]
-    for entry in (entries if per_layer else []) + sublayer_means(sublayers):
-        layer = "mean" if entry["layer"] is None else str(entry["layer"])
-        numbers = [_number(entry[name]) for name in RATIOS]
-        rows.append((f"{entry['side']} {entry['part']}", layer, *numbers))
+    """Return the ratios of each sub-layer, and their means over layers by kind of sub-layer, as in Table 1."""
+    rows, means = [("sub-layer", "layer", "Var(r)", "beta_LN", "beta_RC", "beta")], {}
+    for side in SIDES:
+        for entry in sublayers[side]:
+            name, ratios = f"{side} {entry['part']}", [entry[ratio] for ratio in RATIOS]
+            means.setdefault(name, []).append(ratios)
+            rows += [(name, str(entry["layer"]), *map(_number, ratios))] * per_layer
+    rows += [(name, "mean", *map(_number, mean_of(ratios))) for name, ratios in means.items()]
     return format_table(rows, right=range(1, 6), indent="  ")
 
 
 def _comparison(results: list[dict[str, Any]]) -> str:
     rows = [("gradient norm", "encoder first", "last", "last/first", "decoder first", "last", "last/first")]
     for result in results:
-        cells = [result["name"]]
-        for side in SIDES:
-            norms = result["mean"]["gradient_norm"][side]
-            cells += [_at(norms, 0), _at(norms, len(norms) - 1), _number(_spread(norms))]
-        rows.append(tuple(cells))
+        sides = [result["mean"]["gradient_norm"][side] for side in SIDES]
+        cells = [[*map(_number, (norms[0], norms[-1], _spread(norms)))] if norms else ["", "", "-"] for norms in sides]
+        rows.append((result["name"], *cells[0], *cells[1]))
     return format_table(rows, right=range(1, 7))
 
 
 def _spread(norms: list[float]) -> float | None:
     return norms[-1] / norms[0] if norms and norms[0] else None
-
-
-def _at(values: Sequence[float], index: int) -> str:
-    return _number(values[index]) if 0 <= index < len(values) else ""
 
 
 def _number(value: float | None) -> str:
@@ -158,29 +143,23 @@ def _number(value: float | None) -> str:
     return f"{value:.3f}" if 0.1 <= abs(value) < 1000 or value == 0 else f"{value:.2e}"
 
 
-def _record(args: argparse.Namespace, results: list[dict[str, Any]]) -> dict[str, Any]:
+def _record(args: argparse.Namespace, results: list[dict[str, Any]]) -> str:
+    """Return all results as JSON, which has null instead of NaN and infinity."""
     import fairseq
     import torch
 
     import fairseq_deep
 
-    versions = {"fairseq_deep": fairseq_deep.__version__, "fairseq": fairseq.__version__, "torch": torch.__version__}
-    given = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
-    return {
+    packages = {"fairseq_deep": fairseq_deep, "fairseq": fairseq, "torch": torch}
+    versions = {name: package.__version__ for name, package in packages.items()}
+    record = {
         "command": ["fairseq-deep", *sys.argv[1:]],
         "versions": {**versions, "python": platform.python_version()},
-        "options": given,
+        "options": {name: value for name, value in vars(args).items() if name not in ("command", "run")},
         "models": results,
     }
-
-
-def _finite(value: Any) -> Any:
-    """Return `value` with None instead of NaN and infinity, which JSON does not support."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and value - value != 0 else value
+    finite = json.loads(json.dumps(record), parse_constant=lambda name: None)
+    return json.dumps(finite, indent=1) + "\n"
 
 
 def _draw(results: list[dict[str, Any]]) -> Any:

@@ -1,5 +1,6 @@
 """fairseq-deep diagnose: its measurements, their data and the printed tables."""
 
+import argparse
 import json
 import sys
 
@@ -186,7 +187,9 @@ def test_the_figure_has_a_panel_a_stack_and_a_line_a_model(measure, tmp_path):
 
 def test_json_has_null_for_what_is_not_finite():
     value = {"a": [float("nan"), 1.5, float("inf")], "b": {"c": -float("inf"), "d": None, "e": 3, "f": "x"}}
-    assert diagnose._finite(value) == {"a": [None, 1.5, None], "b": {"c": None, "d": None, "e": 3, "f": "x"}}
+    record = json.loads(diagnose._record(argparse.Namespace(plot=None), [value]))
+    assert record["models"] == [{"a": [None, 1.5, None], "b": {"c": None, "d": None, "e": 3, "f": "x"}}]
+    assert record["options"] == {"plot": None}
 
 
 def test_memory_that_is_not_there_is_one_line(small, monkeypatch, command):
