@@ -4,7 +4,7 @@ import argparse
 import inspect
 import json
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from fairseq_deep.errors import UsageError
@@ -68,39 +68,40 @@ def _records() -> Iterator[dict[str, Any]]:
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
     from fairseq_deep.plugin.task import DeepTranslationTask
 
-    owners = dict(_owners())
+    owners = _owners()
     axis_of = {axis: axis for axis in AXES} | {f"{side}_{axis}": axis for side in SIDES for axis in SIDED}
     for dest, action in added(DeepTransformerModel.add_args, TransformerModel.add_args).items():
-        axis = axis_of.get(dest)
         if dest in owners:
-            registry, methods, default = owners[dest]
-            yield _record(action, registry.kind, methods, default)
-        elif axis is not None:
-            registry, default = AXES[axis]
-            yield _record(action, registry.kind, [], default if dest == axis else None, registry.names())
+            registry, methods = owners[dest]
+            yield _record(action, registry.kind, _default(registry, methods[-1], action), methods)
+        elif dest in axis_of:
+            registry, default = AXES[axis_of[dest]]
+            yield _record(action, registry.kind, default if dest in AXES else None, choices=registry.names())
         else:
-            yield _record(action, GENERAL, [], False if action.nargs == 0 else None)
+            yield _record(action, GENERAL, False if action.nargs == 0 else None)
     for action in added(DeepTranslationTask.add_args, TranslationTask.add_args).values():
-        yield _record(action, TASK, [], action.default)
+        yield _record(action, TASK, action.default)
 
 
-def _owners() -> Iterator[tuple[str, tuple[Any, list[str], Any]]]:
-    """Yield each flag of a method with its registry, its methods and its default in new models."""
+def _owners() -> dict[str, tuple[Any, list[str]]]:
+    """Return the registry and the methods of each flag of a method."""
     from fairseq_deep.core.description import REGISTRIES
 
+    found: dict[str, tuple[Any, list[str]]] = {}
     for registry in REGISTRIES:
         for name in registry.names():
-            method, prefix = registry.get(name), registry.prefix(name)
-            parameters = inspect.signature(method.__init__).parameters
-            for dest, action in actions(method.add_args).items():
-                option = dest[len(prefix) + 1 :]
-                default = parameters[option].default if option in parameters else None
-                default = getattr(method, "presets", {}).get(option, default)
-                shared = [other for other in registry.names() if dest in actions(registry.get(other).add_args)]
-                default = None if default is inspect.Parameter.empty else default
-                if action.nargs == 0:  # whether the switch is on; some, such as --lstm-no-attn-residual, store False
-                    default = default is action.const
-                yield dest, (registry, shared, default)
+            for dest in actions(registry.get(name).add_args):
+                found.setdefault(dest, (registry, []))[1].append(name)
+    return found
+
+
+def _default(registry: Any, name: str, action: argparse.Action) -> Any:
+    """Return the default of a method's option in new models; of a switch, whether it is on."""
+    method, option = registry.get(name), action.dest[len(registry.prefix(name)) + 1 :]
+    parameter = inspect.signature(method.__init__).parameters.get(option)
+    default = None if parameter is None or parameter.default is parameter.empty else parameter.default
+    default = getattr(method, "presets", {}).get(option, default)
+    return default is action.const if action.nargs == 0 else default  # some switches store False
 
 
 def actions(add_args: Callable[[Any], None]) -> dict[str, argparse.Action]:
@@ -117,18 +118,15 @@ def added(ours: Callable[[Any], None], stock: Callable[[Any], None]) -> dict[str
 
 
 def _record(
-    action: argparse.Action, axis: str, methods: list[str], default: Any, choices: list[str] | None = None
+    action: argparse.Action, axis: str, default: Any, methods: Sequence[str] = (), choices: Iterable[str] | None = None
 ) -> dict[str, Any]:
-    kinds = {int: "int", float: "float"}
-    kind = "switch" if action.nargs == 0 else kinds.get(action.type, "str")
-    choices = choices or ([str(choice) for choice in action.choices] if action.choices else None)
-    default = default if isinstance(default, (bool, int, float, type(None))) else str(default)
+    kind = {int: "int", float: "float"}.get(action.type, "str")
     return {
         "flag": max(action.option_strings, key=len),
         "axis": axis,
-        "methods": methods,
-        "type": kind,
-        "choices": choices,
-        "default": default,
+        "methods": list(methods),
+        "type": "switch" if action.nargs == 0 else kind,
+        "choices": [str(choice) for choice in choices or action.choices or ()] or None,
+        "default": default if isinstance(default, (bool, int, float, type(None))) else str(default),
         "help": " ".join((action.help or "").split()),
     }
