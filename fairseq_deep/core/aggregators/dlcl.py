@@ -29,7 +29,8 @@ from fairseq_deep.core.stack import Stack
 
 from .bands import bands
 from .base import AGGREGATORS, Aggregator
-from .running_sums import first_row, is_row, next_row, single_sum, split
+from .layer_sums import PlainSums, TrainingSums
+from .running_sums import is_row
 
 STARTS = ("avg", "one", "last")
 
@@ -62,9 +63,7 @@ def used_weights(weight: Tensor, normalize: bool = False, window: int | None = N
 class Dlcl(KeepFp32, Aggregator):
     """DLCL for one stack.
 
-    In training, the state is [the next combination, a token], and can be written once: see ``running_sums.py``. With
-    LayerDrop, it also holds the newest entry: [x, h_l, token]. Without gradients, it is [W, h_k, ..., h_l]: the
-    weights, and the entries of the next combination.
+    The state is that of :class:`TrainingSums`, or without gradients, of :class:`PlainSums`.
 
     Args:
         stack: see :class:`Aggregator`
@@ -116,9 +115,10 @@ class Dlcl(KeepFp32, Aggregator):
         if no_norm and norm_first:
             raise UsageError("--dlcl-norm-first is one of the norms that --dlcl-no-norm omits: omit one of them")
         self.init = init
-        self.skips = stack.layerdrop > 0
         self.normalize = normalize
         self.window = num_layers + 1 if window is None else min(window, num_layers + 1)
+        self._training_sums = TrainingSums(self.window, keeps_entry=stack.layerdrop > 0)
+        self._plain_sums = PlainSums(self.window)
         self.groups = self._num_weights(_weight_type(weight_type), dim)
         square = (num_layers + 1, num_layers + 1)
         weight = torch.empty(square if self.groups == 1 else (*square, self.groups))
@@ -181,54 +181,43 @@ class Dlcl(KeepFp32, Aggregator):
     def record(self) -> dict[str, Tensor]:
         return bands(self.weights())
 
-    def _sum_weights(self, masked: bool) -> Tensor:
-        """Return the weights of the sums, n x (L+1) x (L+1) in fp32; *masked*: 0 for entries that are not read."""
+    def sum_weights(self) -> Tensor:
+        """Return the weights of the sums, n x (L+1) x (L+1) in fp32; 0 for entries that are not read."""
         size = self.num_layers + 1
         weight = self.weight.view(size, size, self.groups).permute(2, 0, 1)
         if self.normalize:
             read = torch.ones(size, size, dtype=torch.bool, device=weight.device).tril().triu(1 - self.window)
             return torch.softmax(weight.masked_fill(read.logical_not(), float("-inf")), dim=2)
-        if masked:
-            weight = weight.tril()
-            weight = weight.triu(1 - self.window) if self.window < size else weight
-        return weight
+        weight = weight.tril()
+        return weight.triu(1 - self.window) if self.window < size else weight
 
     def start(self, x: Tensor) -> list[Tensor]:
-        if self.pre_norm and self.first_norm is not None:
-            x = self.first_norm(x)
-        if self._learns(x):
-            return self._with_entry(first_row(x, self._sum_weights(masked=True), self.window), x)
-        return [split(self._sum_weights(masked=False), x.dtype), x.contiguous()]
+        x = self._first(x) if self.pre_norm else x
+        sums = self._training_sums if self._learns(x) else self._plain_sums
+        return sums.start(self.sum_weights(), x)
 
     def read(self, state: list[Tensor], layer: int) -> Tensor:
-        if is_row(state):
-            x = state[0]
-        else:
-            x = single_sum(state[0][:, layer, :, layer + 2 - len(state) : layer + 1], state[1:])
-        if not self.pre_norm and layer > 0:
-            x = self._norm(x, layer - 1)
-        elif not self.pre_norm and self.first_norm is not None:
-            x = self.first_norm(x)
+        x = self._sums(state).sum(state, layer)
+        if not self.pre_norm:  # Eq. (9)
+            x = self._norm(x, layer - 1) if layer > 0 else self._first(x)
         return self.dropout(x)
 
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
-        return self._append(state, layer, self._norm(output, layer) if self.pre_norm else output)
+        entry = self._norm(output, layer) if self.pre_norm else output  # LN(y_k) of Eq. (8)
+        return self._sums(state).append(state, layer + 1, entry)
 
     def skip(self, state: list[Tensor], layer: int) -> list[Tensor]:
-        return self._append(state, layer, state[-2] if is_row(state) else state[-1])
-
-    def _append(self, state: list[Tensor], layer: int, entry: Tensor) -> list[Tensor]:
-        if is_row(state):
-            return self._with_entry(next_row([state[0], state[-1]], layer + 1, entry), entry)
-        entries = state[1:] + [entry.to(state[1].dtype).contiguous()]
-        return state[:1] + entries[-self.window :]
-
-    def _with_entry(self, row: list[Tensor], entry: Tensor) -> list[Tensor]:
-        """Add the newest entry to [x, token] if LayerDrop may need it again."""
-        return [row[0], entry, row[1]] if self.skips else row
+        sums = self._sums(state)
+        return sums.append(state, layer + 1, sums.newest(state))
 
     def finish(self, state: list[Tensor]) -> Tensor:
         return self.read(state, self.num_layers)
+
+    def _sums(self, state: list[Tensor]) -> TrainingSums | PlainSums:
+        return self._training_sums if is_row(state) else self._plain_sums
+
+    def _first(self, x: Tensor) -> Tensor:
+        return x if self.first_norm is None else self.first_norm(x)
 
     def _learns(self, x: Tensor) -> bool:
         """Return whether sums must store tensors for gradients; compiled code decides for itself."""
