@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from fairseq_deep.core.attention import MultiheadAttention
+from fairseq_deep.core.attention import AttentionOptions, MultiheadAttention
 from fairseq_deep.core.attention.masks import padding_bias
 from tests.helpers.equations import projections
 from tests.helpers.tensors import DOUBLE, assert_same, randomise
@@ -40,9 +40,9 @@ SELF = [(kind, causal, products, [*PADDING][(place + number) % 4])
             itertools.product([False, "mask", "flag"], ["plain", "fused", "weights"]))]  # fmt: skip
 
 
-def make(output_norm=False, **options):
+def make(output_norm=False, kdim=None, **options):
     norm = {"output_norm": torch.nn.LayerNorm(C)} if output_norm else {}
-    return randomise(MultiheadAttention(C, H, **norm, **options).double())
+    return randomise(MultiheadAttention(C, H, kdim, AttentionOptions(**norm, **options)).double())
 
 
 def padding_mask(kind, length=T):
@@ -114,7 +114,7 @@ def test_attention_to_a_memory_equals_the_equations(kind, kdim, padding, need_we
 @pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
 def test_dropout_acts_on_the_weights_in_training_only(need_weights):
     """Values of one, projected by nothing: the output is the sum of the weights that are left, doubled."""
-    module = MultiheadAttention(2, 1, dropout=0.5, bias=False)
+    module = MultiheadAttention(2, 1, options=AttentionOptions(dropout=0.5, bias=False))
     with torch.no_grad():
         module.q_proj.weight.zero_()
         module.out_proj.weight.copy_(torch.eye(2))
@@ -146,7 +146,7 @@ def test_incremental_equals_full(padding, clip, start):
 
 def test_training_rounds_alike_with_and_without_gradients():
     """Recomputation trusts in it: its first pass has no gradients, its second one has."""
-    attention, x = MultiheadAttention(16, 2, dropout=0.1), torch.randn(30, 3, 16)
+    attention, x = MultiheadAttention(16, 2, options=AttentionOptions(dropout=0.1)), torch.randn(30, 3, 16)
     found = []
     for wanted in (False, True):
         torch.manual_seed(1)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fairseq_deep.core.attention import MultiheadAttention, multihead
+from fairseq_deep.core.attention import AttentionOptions, MultiheadAttention, multihead
 from fairseq_deep.core.dropout import Dropout, fast_dropout, speed_up_dropout
 from tests.helpers.models import make_batch
 
@@ -50,7 +50,7 @@ def test_the_seed_decides():
 
 
 def test_all_parts_that_drop_entries_take_it(monkeypatch):
-    model = nn.ModuleList([Dropout(0.5), Dropout(0.5), MultiheadAttention(8, 2, dropout=0.5)])
+    model = nn.ModuleList([Dropout(0.5), Dropout(0.5), MultiheadAttention(8, 2, options=AttentionOptions(dropout=0.5))])
     speed_up_dropout(model)
     x = torch.ones(20, 3, 8)
     monkeypatch.setattr(F, "dropout", None)
@@ -86,7 +86,7 @@ def test_retained_dropout_is_retained_in_all_that_connects_layers(name, flags, b
 
 def test_without_the_flag_attention_draws_as_torch_does(monkeypatch):
     monkeypatch.setattr(multihead, "fast_dropout", None)
-    attention = MultiheadAttention(8, 2, dropout=0.5).train()
+    attention = MultiheadAttention(8, 2, options=AttentionOptions(dropout=0.5)).train()
     first, second = attention(torch.ones(20, 3, 8))[0], attention(torch.ones(20, 3, 8))[0]
     assert not torch.equal(first, second)
 

@@ -9,8 +9,9 @@ from .building import self_attention
 from .decoder import DECODER_ATTENTIONS
 from .encoder import ENCODER_ATTENTIONS
 from .hypothesis_state import HypothesisState
-from .multihead import MultiheadAttention
+from .multihead import AttentionOptions, MultiheadAttention
 from .ssru import Ssru
+from .target import TargetAttention
 from .value_residual import FirstValues
 
 for _module in pkgutil.iter_modules(__path__):
@@ -19,6 +20,7 @@ for _module in pkgutil.iter_modules(__path__):
 _METHODS = {**ENCODER_ATTENTIONS.classes(), **DECODER_ATTENTIONS.classes()}
 globals().update(_METHODS)
 __all__ = [
-    "DECODER_ATTENTIONS", "ENCODER_ATTENTIONS", "AverageAttention", "DecodingStep", "FirstValues",
-    "HypothesisState", "MultiheadAttention", "RunningMean", "SharedBeamState", "Ssru", "self_attention",
+    "DECODER_ATTENTIONS", "ENCODER_ATTENTIONS", "AttentionOptions", "AverageAttention", "DecodingStep", "FirstValues",
+    "HypothesisState", "MultiheadAttention", "RunningMean", "SharedBeamState", "Ssru", "TargetAttention",
+    "self_attention",
 ] + list(_METHODS)  # fmt: skip

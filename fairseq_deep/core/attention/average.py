@@ -18,6 +18,7 @@ from fairseq_deep.core.keep_fp32 import widened
 
 from .beams import DecodingStep
 from .hypothesis_state import HypothesisState
+from .target import TargetAttention
 
 
 class RunningMean(HypothesisState):
@@ -75,7 +76,7 @@ class RunningMean(HypothesisState):
         return torch.div(total, count, out=torch.empty_like(x))
 
 
-class AverageAttention(nn.Module):
+class AverageAttention(TargetAttention):
     """Gated mean over earlier positions, in place of a causal self-attention.
 
     Args:
@@ -83,6 +84,8 @@ class AverageAttention(nn.Module):
         ffn_dim: width of the FFN on the mean; None for no FFN
         dropout: probability of dropout in the FFN
     """
+
+    method, full_context = "average", True
 
     def __init__(self, dim: int, ffn_dim: int | None = None, dropout: float = 0.0):
         super().__init__()
@@ -96,35 +99,18 @@ class AverageAttention(nn.Module):
         nn.init.xavier_uniform_(self.gate.weight)
         nn.init.zeros_(self.gate.bias)
 
-    def forward(
-        self,
-        query: Tensor,
-        key_padding_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
-        step: DecodingStep | None = None,
-        causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Average; the arguments are the same as for self-attention in :class:`MultiheadAttention`.
+    def whole(self, x: Tensor, padding: Tensor | None, causal: bool) -> Tensor:
+        return self._gated(x, self.mean(x, padding, causal))
 
-        Args:
-            query: T x B x C
-            key_padding_mask: B x T, true where *query* is padding
-            attn_mask: any mask is treated as causal
-            incremental_state: see :class:`RunningMean`
-            step: see :class:`RunningMean`
-            causal: no position sees later ones
+    def next(self, x: Tensor, state: dict[str, dict[str, Tensor | None]], step: DecodingStep) -> Tensor:
+        return self._gated(x, self.mean(x, incremental_state=state, step=step))
 
-        Returns:
-            T x B x C, and None
-        """
-        causal = causal or attn_mask is not None or incremental_state is not None
-        mean = self.mean(query, key_padding_mask, causal, incremental_state, step)
+    def _gated(self, x: Tensor, mean: Tensor) -> Tensor:
         if self.fc1 is not None:
             kept = self.training or self.retain_dropout
             mean = self.fc2(F.dropout(torch.relu(self.fc1(mean)), self.dropout, kept))
-        input_gate, forget_gate = torch.sigmoid(self.gate(torch.cat([query, mean], dim=-1))).chunk(2, dim=-1)
-        return torch.addcmul(input_gate * query, forget_gate, mean), None
+        input_gate, forget_gate = torch.sigmoid(self.gate(torch.cat([x, mean], dim=-1))).chunk(2, dim=-1)
+        return torch.addcmul(input_gate * x, forget_gate, mean)
 
     def make_generation_fast_(
         self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **kwargs

@@ -42,7 +42,7 @@ class SelfThenSource(Method):
     def source(self, stack: Stack, bias: bool) -> MultiheadAttention:
         """Build the attention to the source."""
         width = stack.dim if stack.memory_dim is None else stack.memory_dim
-        return MultiheadAttention(stack.dim, stack.heads, kdim=width, bias=bias, **attention_options(stack))
+        return MultiheadAttention(stack.dim, stack.heads, width, attention_options(stack, bias))
 
 
 @DECODER_ATTENTIONS.register("average")

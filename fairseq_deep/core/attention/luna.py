@@ -48,7 +48,7 @@ from fairseq_deep.core.stack import Stack
 
 from .building import attention_options
 from .encoder import ENCODER_ATTENTIONS, SelfOfSource
-from .multihead import MultiheadAttention
+from .multihead import AttentionOptions, MultiheadAttention
 
 LENGTH = 16
 """Default of ``--luna-length``, the number of rows of p."""
@@ -104,8 +104,8 @@ class Packing(MultiheadAttention):
     """
 
     def __init__(self, stack: Stack):
-        dropout, bias = stack.attention_dropout, stack.layout.attention_bias
-        super().__init__(stack.dim, stack.heads, kdim=stack.dim, dropout=dropout, bias=bias)
+        options = AttentionOptions(dropout=stack.attention_dropout, bias=stack.layout.attention_bias)
+        super().__init__(stack.dim, stack.heads, stack.dim, options)
         self.out_proj = nn.Identity()
 
     def reset_parameters(self) -> None:
@@ -122,7 +122,7 @@ class LunaAttention(MultiheadAttention):
     """
 
     def __init__(self, stack: Stack, length: int):
-        super().__init__(stack.dim, stack.heads, kdim=stack.dim, **attention_options(stack))
+        super().__init__(stack.dim, stack.heads, stack.dim, attention_options(stack))
         self.length = length
         self.pack = Packing(stack)
 

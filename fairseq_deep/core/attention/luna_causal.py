@@ -25,6 +25,7 @@ from .decoder import DECODER_ATTENTIONS, SelfThenSource
 from .hypothesis_state import HypothesisState
 from .luna import LENGTH, check_options
 from .multihead import MultiheadAttention
+from .target import TargetAttention
 
 BLOCK = 128
 """Positions of a block."""
@@ -66,7 +67,7 @@ def _means_within(x: Tensor, y: Tensor, z: Tensor, count: Tensor) -> Tensor:
     return torch.matmul(torch.matmul(x, y.transpose(-1, -2)).tril() * (1 / count).to(x.dtype), z)
 
 
-class LunaCausalAttention(MultiheadAttention):
+class LunaCausalAttention(TargetAttention, MultiheadAttention):
     """Causal linear attention in place of self-attention.
 
     Positions of padding do not change the means.
@@ -75,71 +76,27 @@ class LunaCausalAttention(MultiheadAttention):
         stack: the decoder
         bias: whether the projections have a bias
         length: number l of rows of p
-
-    Attributes:
-        reads_memory: :meth:`forward` takes the layer's memory; its upper half is p
     """
 
-    reads_memory = True
+    method, reads_memory = "luna", True
 
     def __init__(self, stack: Stack, bias: bool, length: int):
-        super().__init__(stack.dim, stack.heads, kdim=stack.dim, bias=bias, **attention_options(stack))
+        super().__init__(stack.dim, stack.heads, stack.dim, attention_options(stack, bias))
         self.pq_proj, self.pc_proj = (nn.Linear(stack.dim, stack.dim, bias=bias) for _ in "pc")
         for proj in (self.pq_proj, self.pc_proj):
             nn.init.xavier_uniform_(proj.weight, gain=2**-0.5)
         self.means = HypothesisState("luna_means", width=2 * stack.dim * length, counts_words=True)
 
-    def forward(
-        self,
-        query: Tensor,
-        key_padding_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
-        step: DecodingStep | None = None,
-        causal: bool = False,
-        memory: Tensor | None = None,
-        memory_padding: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend; the arguments are the same as for self-attention in :class:`MultiheadAttention`.
+    def whole(
+        self, x: Tensor, padding: Tensor | None, causal: bool, memory: Tensor, memory_padding: Tensor | None = None
+    ) -> Tensor:
+        """See :meth:`TargetAttention.whole`.
 
         Args:
-            query: T x B x C
-            key_padding_mask: B x T, true where *query* is padding
-            attn_mask: any mask is treated as causal
-            incremental_state: stores the means of earlier positions; the call adds *query* (one position)
-            step: output of :class:`SharedBeamState` in incremental decoding, replaces *key_padding_mask*
-            causal: no position sees later ones
-            memory: 2l x sources x C, with p as its upper half; not read if *incremental_state* has p's projection
+            memory: 2l x sources x C, with p as its upper half
             memory_padding: B x l, true where a row of p is not used; or its :func:`padding_bias`
-
-        Returns:
-            T x B x C, and None
-
-        Raises:
-            UsageError: neither *causal* nor *attn_mask* hides later positions
         """
-        if not causal and attn_mask is None and incremental_state is None:
-            raise UsageError("--decoder-attn luna does not see later positions: omit full_context_alignment")
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (self._split_heads(project(query), query.size(1)) for project in projections)
-        q = q * self.head_dim**-0.5
-        pq, _, bias = self._of_memory(q, memory, memory_padding, incremental_state)
-        scores = torch.matmul(self._split_heads(self.pc_proj(query), pq.size(0)), pq.transpose(-1, -2))
-        alpha = F.softplus(self._per_hypothesis(scores, query.size(0)).flatten(0, 1), beta=math.log(2.0)).to(q.dtype)
-        if incremental_state is None:
-            x = self._whole(q, k, v, alpha, bias, key_padding_mask)
-        else:
-            assert step is not None, "incremental decoding requires the output of SharedBeamState"
-            x = self._step(q, k, v, alpha, bias, incremental_state, step)
-        x = x.to(q.dtype).permute(2, 0, 1, 3).flatten(2)
-        return self.project_output(x, query, None), None
-
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor | None]:
-        p = memory.chunk(2)[0]
-        return self._split_heads(self.pq_proj(p) * self.head_dim**-0.5, p.size(1)), None
-
-    def _whole(self, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, bias: Tensor | None, padding: Tensor | None):
-        """Return the outputs of the heads for all positions, B x H x T x D."""
+        q, k, v, alpha, bias = self._inputs(x, memory, memory_padding, None)
         wide = torch.promote_types(q.dtype, torch.float32)
         if padding is None:
             count = torch.arange(1, q.size(2) + 1, device=q.device, dtype=wide).view(1, 1, -1, 1)
@@ -149,18 +106,37 @@ class LunaCausalAttention(MultiheadAttention):
             count = words.to(wide).cumsum(2).clamp(min=1.0)
         alpha = self._drop(alpha)
         weights = self._weights(causal_means(q, k, alpha, count), bias)
-        return causal_means(weights, alpha, v, count)
+        return self._joined(causal_means(weights, alpha, v, count), q.dtype, x)
 
-    def _step(self, q, k, v, alpha, bias, incremental_state, step: DecodingStep) -> Tensor:
-        """Outputs of the heads for the next position, B x H x 1 x D."""
+    def next(self, x: Tensor, state: dict, step: DecodingStep, memory=None, memory_padding=None) -> Tensor:
+        """See :meth:`TargetAttention.next`; *memory* is not read if *state* has the projection of p."""
+        q, k, v, alpha, bias = self._inputs(x, memory, memory_padding, state)
         count = step.count
         shape = (k.size(0), 2, k.size(1), k.size(3), alpha.size(3))
         own = torch.stack([k, v], dim=1).transpose(-1, -2).to(count.dtype) * self._drop(alpha).unsqueeze(1)
         own = own.flatten(1).unsqueeze(0)
-        means = torch.lerp(self.means.previous(incremental_state, own, count.dtype), own, step.words / count)
-        self.means.keep(incremental_state, means)
+        means = torch.lerp(self.means.previous(state, own, count.dtype), own, step.words / count)
+        self.means.keep(state, means)
         keys, values = means.to(q.dtype).view(shape).unbind(1)
-        return torch.matmul(self._weights(torch.matmul(q, keys), bias), values.transpose(-1, -2))
+        heads = torch.matmul(self._weights(torch.matmul(q, keys), bias), values.transpose(-1, -2))
+        return self._joined(heads, q.dtype, x)
+
+    def _inputs(self, x: Tensor, memory: Tensor | None, memory_padding: Tensor | None, state: dict | None):
+        """Return q, k, v and alpha (B x H x T x D or l), and the bias that hides rows of p."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (self._split_heads(project(x), x.size(1)) for project in projections)
+        q = q * self.head_dim**-0.5
+        pq, _, bias = self._of_memory(q, memory, memory_padding, state)
+        scores = torch.matmul(self._split_heads(self.pc_proj(x), pq.size(0)), pq.transpose(-1, -2))
+        alpha = F.softplus(self._per_hypothesis(scores, x.size(0)).flatten(0, 1), beta=math.log(2.0)).to(q.dtype)
+        return q, k, v, alpha, bias
+
+    def _joined(self, heads: Tensor, dtype: torch.dtype, query: Tensor) -> Tensor:
+        return self.project_output(heads.to(dtype).permute(2, 0, 1, 3).flatten(2), query, None)
+
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor | None]:
+        p = memory.chunk(2)[0]
+        return self._split_heads(self.pq_proj(p) * self.head_dim**-0.5, p.size(1)), None
 
     def _weights(self, scores: Tensor, bias: Tensor | None) -> Tensor:
         """Return w: a softmax at least in fp32, with dropout; *bias*: one row per source, for all its hypotheses."""
@@ -210,4 +186,4 @@ class LunaThenSource(SelfThenSource):
         return LunaCausalAttention(stack, bias, self.length)
 
     def source(self, stack: Stack, bias: bool) -> MultiheadAttention:
-        return PackedSourceAttention(stack.dim, stack.heads, kdim=stack.dim, bias=bias, **attention_options(stack))
+        return PackedSourceAttention(stack.dim, stack.heads, stack.dim, attention_options(stack, bias))

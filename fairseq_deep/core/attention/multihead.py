@@ -14,6 +14,8 @@ Names here: ``q_proj``, ``k_proj``, ``v_proj``, ``out_proj`` as in fairseq; ``re
 position sees later ones.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,19 +37,17 @@ from .steps import by_column, step_rows, takes_rows
 from .value_residual import FirstValues, ValueResidual
 
 
-class MultiheadAttention(nn.Module):
-    """Self-attention of T x B x C queries, or their attention to a memory.
+@dataclass(frozen=True)
+class AttentionOptions:
+    """Options of :class:`MultiheadAttention`.
 
-    Args:
-        dim: width C
-        num_heads: number of heads H, a divisor of *dim*
-        kdim: width of the memory; None for self-attention
+    Attributes:
         dropout: probability of dropout on the attention weights
         bias: whether the four projections have a bias
         relative_positions: the clipping distance K of relative positions (self-attention only); None for none
         relative_values: relative positions also have vectors for the values
         causal: no position sees later ones, which then need no relative positions
-        kv_heads: number of heads of keys and values, a divisor of *num_heads*; None for *num_heads*
+        kv_heads: number of heads of keys and values, a divisor of the number of heads; None: the same number
         rotary: positions that the table of rotations has room for (self-attention only); None for no rotations
         qk_norm: normalise queries and keys
         gate: gate the output per head ("heads") or per feature ("features"); None for no gate
@@ -55,53 +55,63 @@ class MultiheadAttention(nn.Module):
         value_residual: the values of the first layer are added to its own (self-attention only)
     """
 
+    dropout: float = 0.0
+    bias: bool = True
+    relative_positions: int | None = None
+    relative_values: bool = False
+    causal: bool = False
+    kv_heads: int | None = None
+    rotary: int | None = None
+    qk_norm: bool = False
+    gate: str | None = None
+    output_norm: nn.Module | None = None
+    value_residual: bool = False
+
+
+class MultiheadAttention(nn.Module):
+    """Self-attention of T x B x C queries, or their attention to a memory.
+
+    Args:
+        dim: width C
+        num_heads: number of heads H, a divisor of *dim*
+        kdim: width of the memory; None for self-attention
+        options: see :class:`AttentionOptions`
+    """
+
     kernels = NativeAttention
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        kdim: int | None = None,
-        dropout: float = 0.0,
-        bias: bool = True,
-        relative_positions: int | None = None,
-        relative_values: bool = False,
-        causal: bool = False,
-        kv_heads: int | None = None,
-        rotary: int | None = None,
-        qk_norm: bool = False,
-        gate: str | None = None,
-        output_norm: nn.Module | None = None,
-        value_residual: bool = False,
+        self, dim: int, num_heads: int, kdim: int | None = None, options: AttentionOptions = AttentionOptions()
     ):
         super().__init__()
-        self.num_heads, self.kv_heads = num_heads, kv_heads or num_heads
+        self.num_heads, self.kv_heads = num_heads, options.kv_heads or num_heads
         self.head_dim = dim // num_heads
-        self.dropout = dropout
+        self.dropout = options.dropout
         self.retain_dropout = False
         self.fast_dropout = False  # set by --fast-dropout
-        self.q_proj = nn.Linear(dim, dim, bias=bias)
-        self.k_proj = nn.Linear(kdim or dim, self.kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(kdim or dim, self.kv_heads * self.head_dim, bias=bias)
-        self.out_proj = nn.Linear(dim, dim, bias=bias)
+        self.q_proj = nn.Linear(dim, dim, bias=options.bias)
+        self.k_proj = nn.Linear(kdim or dim, self.kv_heads * self.head_dim, bias=options.bias)
+        self.v_proj = nn.Linear(kdim or dim, self.kv_heads * self.head_dim, bias=options.bias)
+        self.out_proj = nn.Linear(dim, dim, bias=options.bias)
         self.of_memory = kdim is not None
         self.idle: tuple[str, ...] = ()  # matrices that generation does not use: qkv_proj contains them
         self.qkv_proj: nn.Linear | None = None  # in generation, the three joined
         self.relative_keys: nn.Parameter | None = None
         self.relative_values: nn.Parameter | None = None
         self.farthest = 0
-        if relative_positions is not None:
+        if options.relative_positions is not None:
             # K+2 vectors if causal: the last is for all distances beyond K
-            self.farthest = relative_positions + 1 if causal else relative_positions
-            rows = self.farthest + 1 + (0 if causal else self.farthest)
+            self.farthest = options.relative_positions + (1 if options.causal else 0)
+            rows = self.farthest + 1 + (0 if options.causal else self.farthest)
             self.relative_keys = nn.Parameter(torch.empty(rows, self.head_dim))
-            if relative_values:
+            if options.relative_values:
                 self.relative_values = nn.Parameter(torch.empty(rows, self.head_dim))
-        self.rotary = None if rotary is None else RotaryPositions(self.head_dim, rotary)
-        self.q_norm, self.k_norm = (RmsNorm(self.head_dim) if qk_norm else None for _ in "qk")
-        self.gate = None if gate is None else nn.Linear(dim, {"heads": num_heads, "features": dim}[gate], bias=False)
-        self.output_norm = output_norm
-        self.value_residual = ValueResidual() if value_residual else None
+        self.rotary = None if options.rotary is None else RotaryPositions(self.head_dim, options.rotary)
+        self.q_norm, self.k_norm = (RmsNorm(self.head_dim) if options.qk_norm else None for _ in "qk")
+        gates = {None: 0, "heads": num_heads, "features": dim}[options.gate]
+        self.gate = nn.Linear(dim, gates, bias=False) if gates else None
+        self.output_norm = options.output_norm
+        self.value_residual = ValueResidual() if options.value_residual else None
         self.own_cache = None if self.of_memory else TargetCache()
         self.memory_cache = SourceCache() if self.of_memory else None
         self.reset_parameters()

@@ -17,16 +17,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.keep_fp32 import widened
 from fairseq_deep.core.stack import Stack
 
 from .beams import DecodingStep
 from .decoder import DECODER_ATTENTIONS, SelfThenSource
 from .hypothesis_state import HypothesisState
 from .scan import gated_recurrence
+from .target import TargetAttention
 
 
-class Ssru(HypothesisState):
+class Ssru(TargetAttention, HypothesisState):
     """SSRU in place of a causal self-attention.
 
     States are at least in fp32. Positions of padding do not change the state.
@@ -34,6 +35,8 @@ class Ssru(HypothesisState):
     Args:
         dim: width C
     """
+
+    method = "ssru"
 
     def __init__(self, dim: int):
         super().__init__("recurrent_state")
@@ -43,46 +46,23 @@ class Ssru(HypothesisState):
             nn.init.xavier_uniform_(linear.weight)
         nn.init.zeros_(self.gate.bias)
 
-    def forward(
-        self,
-        query: Tensor,
-        key_padding_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
-        step: DecodingStep | None = None,
-        causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Run the recurrence; the arguments are the same as for self-attention in :class:`MultiheadAttention`.
+    def whole(self, x: Tensor, padding: Tensor | None, causal: bool) -> Tensor:
+        z, v, dtype = self._inputs(x)
+        if padding is not None:
+            z = z.masked_fill(padding.t().unsqueeze(-1), float("inf"))
+        return torch.relu(gated_recurrence(z, v).to(dtype))
 
-        Args:
-            query: T x B x C
-            key_padding_mask: B x T, true where *query* is padding
-            attn_mask: any mask is treated as causal
-            incremental_state: stores the state of earlier positions; the call adds *query* (one position)
-            step: output of :class:`SharedBeamState` in incremental decoding, replaces *key_padding_mask*
-            causal: no position sees later ones
+    def next(self, x: Tensor, state: dict[str, dict[str, Tensor | None]], step: DecodingStep) -> Tensor:
+        z, v, dtype = self._inputs(x)
+        before = self.previous(state, v, v.dtype)
+        c = torch.where(step.words, torch.lerp(v, before, torch.sigmoid(z)), before)
+        self.keep(state, c)
+        return torch.relu(c.to(dtype))
 
-        Returns:
-            T x B x C, and None
-
-        Raises:
-            UsageError: neither *causal* nor *attn_mask* hides later positions
-        """
-        if not causal and attn_mask is None and incremental_state is None:
-            raise UsageError("--decoder-attn ssru does not see later positions: omit full_context_alignment")
-        gates, values = self.gate(query), self.input_proj(query)
-        wide = torch.promote_types(values.dtype, torch.float32)
-        z, v = gates.to(wide), values.to(wide)
-        if incremental_state is not None:
-            assert step is not None, "incremental decoding requires the output of SharedBeamState"
-            before = self.previous(incremental_state, v, wide)
-            c = torch.where(step.words, torch.lerp(v, before, torch.sigmoid(z)), before)
-            self.keep(incremental_state, c)
-        else:
-            if key_padding_mask is not None:
-                z = z.masked_fill(key_padding_mask.t().unsqueeze(-1), float("inf"))
-            c = gated_recurrence(z, v)
-        return torch.relu(c.to(values.dtype)), None
+    def _inputs(self, x: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+        """Return the gates before the sigmoid and W x, at least in fp32, and the type of W x."""
+        gates, values = self.gate(x), self.input_proj(x)
+        return widened(gates), widened(values), values.dtype
 
 
 @DECODER_ATTENTIONS.register("ssru")
