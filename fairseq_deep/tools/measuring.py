@@ -27,9 +27,12 @@ def measure(subject: Subject, split: str, tokens: int, seeds: int, train: bool) 
     """Return the batch, the results per seed 1 ... `seeds`, and their mean.
 
     Raises:
-        UsageError: the data cannot be read, or the model cannot be built or does not fit into memory
+        UsageError: the data cannot be read, or the model cannot be built, is not of this package, or does not fit into
+            memory
     """
     import torch
+
+    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     try:
         sample = _batch(subject.task, split, tokens)
@@ -39,6 +42,8 @@ def measure(subject: Subject, split: str, tokens: int, seeds: int, train: bool) 
                 print(f"{subject.name}, seed {seed} of {seeds}", file=sys.stderr)
             torch.manual_seed(seed)
             model = subject.build()
+            if not isinstance(model, DeepTransformerModel):
+                raise UsageError(f"{subject.name} is a {type(model).__name__}: give a model of this package")
             model.train(train)
             runs.append({"seed": seed, **_measure_once(model, sample, subject.cpu)})
     except (RuntimeError, MemoryError) as error:
@@ -102,7 +107,6 @@ def fresh(name: str, data: str, flags: Sequence[str]) -> Subject:
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
     arch, *own = _or_user_error(f"wrong flags in {name}", lambda: shlex.split(name)) or [""]
-    _check_arch(arch)
     parser = options.get_training_parser()
     parser.error = _refuse_flag
     line = [data, "--arch", arch, *flags, *own]
@@ -121,11 +125,9 @@ def trained(path: str, data: str, cpu: bool) -> Subject:
     """Return the model of the checkpoint at `path`.
 
     Raises:
-        UsageError: the checkpoint cannot be loaded, or is not from this package
+        UsageError: the checkpoint cannot be loaded
     """
     from fairseq.checkpoint_utils import load_model_ensemble_and_task
-
-    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     if not os.path.isfile(path):
         raise UsageError(f"{path}: no such checkpoint; correct the path")
@@ -133,22 +135,7 @@ def trained(path: str, data: str, cpu: bool) -> Subject:
     (model,), _, task = _or_user_error(
         f"cannot load {path}", lambda: load_model_ensemble_and_task([path], arg_overrides=overrides)
     )
-    if not isinstance(model, DeepTransformerModel):
-        raise UsageError(f"{path} is a {type(model).__name__}: give a model of this package")
     return Subject(path, task, lambda: model, cpu)
-
-
-def _check_arch(arch: str) -> None:
-    from fairseq.models import ARCH_MODEL_REGISTRY
-
-    from fairseq_deep.core.registry import nearest
-    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-
-    found = ARCH_MODEL_REGISTRY.get(arch)
-    if found is None or not issubclass(found, DeepTransformerModel):
-        known = [name for name, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, DeepTransformerModel)]
-        cure = f"{nearest(arch, known)}; 'fairseq-deep archs' lists them"
-        raise UsageError(f"{arch} is not an architecture of this package{cure}")
 
 
 def _refuse_flag(message: str) -> None:

@@ -253,9 +253,9 @@ ROWS = [
     ("check a", "cannot read a: No such file or directory", lambda folder: os.symlink("none", folder / "a")),
 
     ("diagnose run/data-bin", "nothing to measure: give --arch NAME or --path CHECKPOINT"),
-    ("diagnose run/data-bin --arch transformer_dlcl_31l", "transformer_dlcl_31l is not an architecture of this package "
-     "(did you mean transformer_dlcl_3"),
-    ("diagnose run/data-bin --arch transformer_wmt_en_de", "transformer_wmt_en_de is not an architecture of this"),
+    ("diagnose run/data-bin --arch transformer_dlcl_31l", "unknown architecture transformer_dlcl_31l: did you mean "),
+    ("diagnose run/data-bin --arch transformer_iwslt_de_en", "transformer_iwslt_de_en is a TransformerModel: give a "
+     "model of this package"),
     (f"diagnose run/data-bin --arch {POST} --encoder-layer 3", "--encoder-layer"),
     (f'diagnose run/data-bin --arch "{POST} \'open"', "wrong flags in"),
     (f"diagnose run/data-bin --arch {POST} --encoder-layers three", "invalid int value: 'three'"),
