@@ -150,9 +150,9 @@ def report(turns, peaks, profiles, words, args):
 
 def main(words=None):
     args = read_arguments(words)
-    print(f"{describe_machine()}\n{args.norm}-norm, {args.layers} + {args.layers} layers, width {args.dim}, "
-          f"{args.vocabulary} words, {args.threads} thread(s), {args.device}, dropout {args.dropout}, "
-          f"inside {args.inner_dropout}", flush=True)  # fmt: skip
+    sizes = f"{args.norm}-norm, {args.layers} + {args.layers} layers, width {args.dim}"
+    print(f"{describe_machine()}\nstock and ours: {sizes}; all: {args.vocabulary} words, {args.threads} thread(s), "
+          f"{args.device}, dropout {args.dropout}, inside {args.inner_dropout} {args.flags}", flush=True)  # fmt: skip
     with Turns(Training, args.systems, args) as turns:
         count = turns.ask(args.systems[0], "words")[2]
         found = turns.measure("steps", args.rounds)
