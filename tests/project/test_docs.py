@@ -11,32 +11,35 @@ READ = [page for page in PAGES if page.parts[0] in ("README.md", "CONTRIBUTING.m
 WIDTH, WORDS = 120, 40
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
-def test_lines_are_at_most_120_wide(page):
+TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+
+
+def test_lines_are_at_most_120_wide():
     """Rows of tables cannot be broken."""
-    lines = enumerate((ROOT / page).read_text(encoding="utf-8").splitlines(), 1)
-    assert not [(number, line) for number, line in lines if len(line) > WIDTH and not line.startswith("|")]
+    wrong = [f"{page}: {line}" for page, text in TEXTS.items() for line in text.splitlines()
+             if len(line) > WIDTH and not line.startswith("|")]  # fmt: skip
+    assert wrong == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
-def test_no_sum_is_broken_before_its_plus(page):
+def test_no_sum_is_broken_before_its_plus():
     """Markdown makes an item of a list of it."""
-    assert not re.findall(r"(?m)^ {0,3}\+ .*", (ROOT / page).read_text(encoding="utf-8"))
+    assert [(str(page), line) for page, text in TEXTS.items() for line in re.findall(r"(?m)^ {0,3}\+ .*", text)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
-def test_links_lead_to_files(page):
+def test_links_lead_to_files():
     """Each relative link; ``tests/docs.sh`` checks the anchors, too, but it is not part of the suite."""
-    text = re.sub(r"(?ms)^ *```.*?^ *```|`[^`\n]*`(?!\])", "", (ROOT / page).read_text(encoding="utf-8"))
-    targets = re.findall(r"\]\(([^)#\s]+)", text)
-    broken = [it for it in targets if "://" not in it and not ((ROOT / page).parent / it).exists()]
-    assert not broken
+    broken = []
+    for page, text in TEXTS.items():
+        text = re.sub(r"(?ms)^ *```.*?^ *```|`[^`\n]*`(?!\])", "", text)
+        targets = [it for it in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in it]
+        broken += [f"{page}: {it}" for it in targets if not ((ROOT / page).parent / it).exists()]
+    assert broken == []
 
 
-@pytest.mark.parametrize("page", READ, ids=str)
-def test_sentences_have_at_most_40_words(page):
-    paragraphs = prose((ROOT / page).read_text(encoding="utf-8"))
-    assert not [text for paragraph in paragraphs for text in sentences(paragraph) if words(text) > WORDS]
+def test_sentences_have_at_most_40_words():
+    wrong = [(str(page), text) for page in READ for paragraph in prose(TEXTS[page]) for text in sentences(paragraph)
+             if words(text) > WORDS]  # fmt: skip
+    assert wrong == []
 
 
 def test_what_counts_as_a_sentence():
