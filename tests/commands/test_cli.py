@@ -19,9 +19,9 @@ from fairseq_deep import cli
 from fairseq_deep.errors import UsageError, printable
 from fairseq_deep.tools.output_files import check_outputs, replacing, write_text
 from fairseq_deep.tools.tables import format_table
-from tests.helpers.paths import ROOT
+from tests.helpers.paths import ALONE, ROOT
 
-COMMAND = [sys.executable, str(ROOT / "tests/helpers/runtime_alone.py")]  # as importing fairseq takes seconds
+COMMAND = [sys.executable, str(ALONE), "deep"]  # as importing fairseq takes seconds
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 PLACE = os.path.abspath(fairseq_deep.__path__[0]) + "\n"
 

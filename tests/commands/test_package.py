@@ -22,7 +22,7 @@ from fairseq_deep.tools.card import make_card
 from tests.helpers.commands import PACKAGE, run, train_command
 from tests.helpers.exports import write_model
 from tests.helpers.models import make_batch, make_dictionary, make_tagged_dictionary, task_of
-from tests.helpers.paths import ROOT
+from tests.helpers.paths import ALONE
 from tests.helpers.tools import EMPTY, GENERATE
 
 SEARCH = {"beam": 3, "lenpen": 0.8, "max_len_a": 1.0, "max_len_b": 50, "nbest": 3, "cpu": True}
@@ -102,8 +102,7 @@ def test_fairseq_generate_gives_what_the_checkpoint_gives(pair):
 
 def alone(*words, **options):
     """fairseq-deep where fairseq cannot be imported."""
-    program = ROOT / "tests/helpers/runtime_alone.py"
-    words = [sys.executable, program, *words]
+    words = [sys.executable, ALONE, "deep", *words]
     return subprocess.run(words, capture_output=True, text=True, timeout=300, **options)
 
 

@@ -20,7 +20,7 @@ from fairseq_deep.serving.batching import Batcher, Pair
 from fairseq_deep.serving.messages import Limits
 from fairseq_deep.serving.service import Keys, Service
 from tests.helpers.models import PRENORM, make_dictionary, tiny_flags
-from tests.helpers.paths import ROOT
+from tests.helpers.paths import ALONE
 
 EN, DE = Pair("en", "de"), Pair("de", "en")
 GOOD = {"q": "w1", "source": "en", "target": "de"}
@@ -122,8 +122,7 @@ class ServerProcess:
     """``fairseq-deep serve`` in a process of its own, with *words*; its log is in :attr:`events`."""
 
     def __init__(self, *words, head=10.0):
-        program = ROOT / "tests/helpers/serving_alone.py"
-        command = [sys.executable, program, head, *words, "--port", 0, "--cpu"]
+        command = [sys.executable, ALONE, "serve", head, *words, "--port", 0, "--cpu"]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, env=env)
         self.events = []

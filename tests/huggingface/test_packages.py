@@ -27,7 +27,7 @@ from fairseq_deep.runtime import Translator  # noqa: E402
 from fairseq_deep.runtime.packaged.folder import find_problems, write_sums  # noqa: E402
 from tests.helpers.huggingface import make_model  # noqa: E402
 from tests.helpers.methods import PRENORM  # noqa: E402
-from tests.helpers.paths import ROOT  # noqa: E402
+from tests.helpers.paths import ALONE, ROOT  # noqa: E402
 
 AUTO = (transformers.AutoConfig, transformers.AutoTokenizer, transformers.AutoModelForSeq2SeqLM)
 ODD = ["", " ", "Old  not-see's (green) & <unk> </s> <s> <pad> \u00fc\u4f60", "&lt; @-@ a@@ b|", "x" * 40]
@@ -396,8 +396,7 @@ def test_a_beam_search_has_the_length_penalty_of_a_greedy_package():
 
 
 def test_it_works_without_fairseq_and_after_importing_the_package(loaded, package, lines):
-    program = ROOT / "tests/helpers/huggingface_alone.py"
-    command = [sys.executable, program, package, *lines[:3]]
+    command = [sys.executable, ALONE, "huggingface", package, *lines[:3]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines() == translate(*loaded[1:], lines[:3])

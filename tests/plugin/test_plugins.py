@@ -13,7 +13,7 @@ from fairseq_deep.plugin.models.hydra import known_flags
 from fairseq_deep.runtime.packaged.config import model_settings
 from fairseq_deep.tools import doctor
 from tests.helpers.commands import run, train_command
-from tests.helpers.paths import ROOT
+from tests.helpers.paths import ALONE, ROOT
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_all_commands_know_a_method_of_an_installed_package(install, small, tmp_
     assert "--mine-weight" in told and re.search(r"plugins +ok +mine \(my-methods\)", told)
     assert "unusual  cannot build" not in told
     translation = told.splitlines()[-1]
-    alone = [sys.executable, ROOT / "tests/helpers/runtime_alone.py", "translate", package, "--input", line, "--cpu"]
+    alone = [sys.executable, ALONE, "deep", "translate", package, "--input", line, "--cpu"]
     done = subprocess.run(alone, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, translation, "")
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.helpers.paths import PACKAGE, ROOT
+from tests.helpers.paths import ALONE, PACKAGE, ROOT
 
 PARTS = ["errors", "moved", "core", "runtime", "huggingface", "serving", "plugin", "tools", "recipes"]
 ABOVE = ["fairseq_deep.cli"]  # lists the commands of all parts
@@ -120,8 +120,7 @@ def test_no_test_module_is_imported():
 
 def test_core_works_where_fairseq_is_missing():
     """Every method is built, trained for a step and searched with, in a process that cannot import fairseq."""
-    program = ROOT / "tests/helpers/core_alone.py"
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, ALONE, "core"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.endswith("every method works\n")
 
