@@ -26,7 +26,7 @@ from fairseq_deep.plugin.models.first_look import look_at
 from fairseq_deep.plugin.models.legacy import ALIASES, translate_flags
 from fairseq_deep.plugin.models.unused_flags import settle_unused_flags
 
-from .papers import COMPARISON, W19, X20, X24, Z19, Z19_MATT
+from .papers import COMPARISON, CONNECTED, DEPTH_SCALED, LIPSCHITZ, W19, X24
 from .presets import Architecture, apply_aggregator_presets
 
 logger = logging.getLogger(__name__)
@@ -34,75 +34,13 @@ logger = logging.getLogger(__name__)
 COUNTS = os.path.join(os.path.dirname(__file__), "parameters.json")
 
 
-def _depth_name(encoder: int, decoder: int) -> str:
-    return f"{encoder}l" if decoder == 6 else f"{encoder}l{decoder}l"
-
-
-def _initialised_rows() -> list[Architecture]:
-    """Return plain stacks with other initialisations and (DeepNet, Admin) the residual connections they require."""
-    rows = []
-    dropouts = (("attention_dropout", 0.1), ("activation_dropout", 0.1))
-    for depth, scores in X20.items():
-        for order, norm, bleu in (("_postnorm", "post", scores[0]), ("", "pre", scores[1])):
-            options = (("deep_init", "lipschitz"), *dropouts)
-            options += (("layernorm_embedding", True),) if norm == "post" else ()
-            name = f"transformer_lipschitz{order}_{_depth_name(*depth)}"
-            rows.append(
-                Architecture(name, norm, "residual", *depth, "base", bleu, paper="X20", vocab=35628, options=options)
-            )
-    for depth, (bleu, dropout, attention_dropout) in Z19.items():
-        options = (("deep_init", "ds"), ("dropout", dropout), ("attention_dropout", attention_dropout), dropouts[1])
-        shape = ("post", "residual", depth, depth, "base", bleu)
-        name = f"transformer_ds_{_depth_name(depth, depth)}"
-        rows.append(Architecture(name, *shape, paper="Z19", vocab=55022, options=options))
-    for name, depth, size, bleu, dropout, attention_dropout in Z19_MATT:
-        options = (("dropout", dropout), ("attention_dropout", attention_dropout), dropouts[1])
-        options += (("decoder_attn", "merged"),)
-        options += (("deep_init", "ds" if name.startswith("ds_") else "xavier"),)
-        shape = ("post", "residual", depth, depth, size, bleu)
-        paper = "-" if size == "iwslt" else "Z19"
-        rows.append(Architecture(f"transformer_{name}", *shape, paper=paper, vocab=55022, options=options))
-    for init in ("deepnet", "admin"):
-        for depth in ((18, 18), (24, 24), (30, 30), (60, 12)):
-            name = f"transformer_{init}_{_depth_name(*depth)}"
-            options = (("deep_init", init), *dropouts)
-            rows.append(Architecture(name, "post", "residual", *depth, "base", options=options))
-    return rows
-
-
-def _depthwise_rows() -> list[Architecture]:
+def _rows(systems: list[tuple], vocab: int = 34040) -> list[Architecture]:
+    """Return the rows of *systems*, in the form of ``papers.COMPARISON``."""
     return [
-        Architecture(
-            f"transformer_{name}",
-            "-",
-            name.partition("_")[0],
-            *depth,
-            size,
-            bleu,
-            paper="X24" if bleu else "-",
-            vocab=35628,
-            options=tuple(flags.items()),
-        )
-        for name, depth, size, bleu, flags in X24
-    ]
-
-
-def _compared_rows() -> list[Architecture]:
-    """Return the baselines of the papers and related systems."""
-    return [
-        Architecture(
-            f"transformer_{name}",
-            norm,
-            layer_agg,
-            *depth,
-            size,
-            bleu,
-            paper=paper,
-            vocab=35628 if paper == "X24" else 34040,
-            options=tuple(flags.items()),
-        )
-        for name, norm, layer_agg, depth, size, bleu, paper, flags in COMPARISON
-    ]
+        Architecture(f"transformer_{name}", norm, layer_agg, *depth, size, bleu, paper=paper,
+                     vocab=35628 if paper == "X24" else vocab, options=tuple(flags.items()))
+        for name, norm, layer_agg, depth, size, bleu, paper, flags in systems
+    ]  # fmt: skip
 
 
 def _table() -> list[Architecture]:
@@ -128,7 +66,8 @@ def _table() -> list[Architecture]:
             rows.append(Architecture(f"transformer_{method}_{depth}l_iwslt", norm, layer_agg, depth, 6, "iwslt"))
         rows.append(Architecture(f"transformer_{method}_3l3l_small", norm, layer_agg, 3, 3, "small"))
         rows.append(Architecture(f"transformer_{method}_2l2l_tiny", norm, layer_agg, 2, 2, "tiny"))
-    return rows + _depthwise_rows() + _initialised_rows() + _compared_rows()
+    rows += _rows(X24, 35628) + _rows(LIPSCHITZ, 35628) + _rows(DEPTH_SCALED, 55022)
+    return rows + _rows(CONNECTED) + _rows(COMPARISON)
 
 
 ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _table()}

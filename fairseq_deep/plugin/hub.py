@@ -6,16 +6,15 @@ skipped sentences, so the rest moves up, ignores unknown settings, and ends in t
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import torch
-from fairseq.dataclass.configs import GenerationConfig
 from fairseq.hub_utils import GeneratorHubInterface
 from torch import Tensor
 
-from fairseq_deep.core.fields import Range, check_fields
-from fairseq_deep.core.registry import UsageError, nearest
+from fairseq_deep.core.registry import UsageError
+
+from .generation_settings import check_settings
 
 UNSUPPORTED = {
     "constraints": "use fairseq-interactive --constraints",
@@ -26,8 +25,6 @@ UNSUPPORTED = {
     "lm_path": "use fairseq-generate --lm-path",
 }
 """Settings without effect in fairseq's interface, or for which it lacks data, with alternatives."""
-RANGES = {"beam": Range(1), "nbest": Range(1), "max_len_a": Range(0), "max_len_b": Range(0), "min_len": Range(0),
-          "temperature": Range(1e-3), "no_repeat_ngram_size": Range(0), "prefix_size": Range(0)}  # fmt: skip
 
 
 class HubInterface(GeneratorHubInterface):
@@ -93,13 +90,7 @@ class HubInterface(GeneratorHubInterface):
 
 
 def _check_settings(beam: Any, settings: dict[str, Any]) -> None:
-    known = {field.name for field in fields(GenerationConfig)} - {"_name", "beam"}
+    check_settings({"beam": beam, **settings})
     for name, value in settings.items():
-        if name not in known:
-            raise UsageError(f"unknown setting {name}{nearest(name, known)}; choose from {', '.join(sorted(known))}")
         if name in UNSUPPORTED and value not in (None, False):
             raise UsageError(f"{name} is not supported with translate(); {UNSUPPORTED[name]}")
-    check_fields({"beam": beam, **settings}, GenerationConfig, RANGES)
-    for name in ("sampling_topk", "sampling_topp"):
-        if settings.get(name, -1) > 0 and not settings.get("sampling"):
-            raise UsageError(f"{name} requires sampling; add sampling=True")

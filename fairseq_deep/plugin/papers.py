@@ -24,37 +24,32 @@ W19 = {
 }
 
 
-# (name after "transformer_", depth, size, BLEU as printed, further flags): Tables 1 to 6 of X24. Two scores belong to
+# Tables 1 to 6 of X24, in the form of COMPARISON. Two scores belong to
 # models of another size. lstm_6l (28.53) has 71.8M with the gate sets of the paper's text; the printed count, 70.25M,
 # has one set ("gate-encdec"). lstm_two_6l (28.81) has 89.2M; no layout that we found has the printed 100.18M.
 # The big model with a 1-layer hidden computation (288.41M) has separate gates in every layer ("none"). The paper
 # shares them by default, but then this model has 187.64M, and with one set for both stacks 181.35M.
 X24 = [
-    ("lstm_3l3l", (3, 3), "base", "27.38", {}),
-    ("lstm_6l", (6, 6), "base", "28.53", {}),
-    ("lstm_12l12l", (12, 12), "base", "29.26", {}),
-    ("lstm_18l18l", (18, 18), "base", "29.41", {}),
-    ("lstm_24l24l", (24, 24), "base", "29.18", {}),
-    ("lstm_1layer_6l", (6, 6), "base", "27.84", {"lstm_ffn": 1, "lstm_share": "gate-encdec"}),
-    ("lstm_concat_6l", (6, 6), "base", "28.26", {"lstm_merge": "concat"}),
-    ("lstm_two_6l", (6, 6), "base", "28.81", {"lstm_merge": "two"}),
-    ("lstm_share_all_6l", (6, 6), "base", "26.94", {"lstm_share": "all"}),
-    ("lstm_share_none_6l", (6, 6), "base", "28.25", {"lstm_share": "none"}),
-    ("lstm_6l_big", (6, 6), "big", "29.58", {}),
-    ("lstm_12l_big", (12, 6), "big", None, {}),
-    ("lstm_12l12l_big", (12, 12), "big", "30.69", {}),
-    ("lstm_relative_12l_big", (12, 6), "big", "31.12", {"relative_positions": 16}),
-    (
-        "lstm_1layer_relative_12l_big",
-        (12, 6),
-        "big",
-        "30.83",
-        {"lstm_ffn": 1, "lstm_share": "none", "relative_positions": 16},
-    ),
-    ("rnn_6l", (6, 6), "base", "23.24", {}),
-    ("lstm_6l_iwslt", (6, 6), "iwslt", None, {}),
-    ("lstm_3l3l_small", (3, 3), "small", None, {}),
-    ("lstm_2l2l_tiny", (2, 2), "tiny", None, {}),
+    ("lstm_3l3l", "-", "lstm", (3, 3), "base", "27.38", "X24", {}),
+    ("lstm_6l", "-", "lstm", (6, 6), "base", "28.53", "X24", {}),
+    ("lstm_12l12l", "-", "lstm", (12, 12), "base", "29.26", "X24", {}),
+    ("lstm_18l18l", "-", "lstm", (18, 18), "base", "29.41", "X24", {}),
+    ("lstm_24l24l", "-", "lstm", (24, 24), "base", "29.18", "X24", {}),
+    ("lstm_1layer_6l", "-", "lstm", (6, 6), "base", "27.84", "X24", {"lstm_ffn": 1, "lstm_share": "gate-encdec"}),
+    ("lstm_concat_6l", "-", "lstm", (6, 6), "base", "28.26", "X24", {"lstm_merge": "concat"}),
+    ("lstm_two_6l", "-", "lstm", (6, 6), "base", "28.81", "X24", {"lstm_merge": "two"}),
+    ("lstm_share_all_6l", "-", "lstm", (6, 6), "base", "26.94", "X24", {"lstm_share": "all"}),
+    ("lstm_share_none_6l", "-", "lstm", (6, 6), "base", "28.25", "X24", {"lstm_share": "none"}),
+    ("lstm_6l_big", "-", "lstm", (6, 6), "big", "29.58", "X24", {}),
+    ("lstm_12l_big", "-", "lstm", (12, 6), "big", None, "-", {}),
+    ("lstm_12l12l_big", "-", "lstm", (12, 12), "big", "30.69", "X24", {}),
+    ("lstm_relative_12l_big", "-", "lstm", (12, 6), "big", "31.12", "X24", {"relative_positions": 16}),
+    ("lstm_1layer_relative_12l_big", "-", "lstm", (12, 6), "big", "30.83", "X24",
+     {"lstm_ffn": 1, "lstm_share": "none", "relative_positions": 16}),  # fmt: skip
+    ("rnn_6l", "-", "rnn", (6, 6), "base", "23.24", "X24", {}),
+    ("lstm_6l_iwslt", "-", "lstm", (6, 6), "iwslt", None, "-", {}),
+    ("lstm_3l3l_small", "-", "lstm", (3, 3), "small", None, "-", {}),
+    ("lstm_2l2l_tiny", "-", "lstm", (2, 2), "tiny", None, "-", {}),
 ]
 
 
@@ -173,3 +168,34 @@ ORIGINS = {
     "prenorm_12l1l": "Kasai 2021",
     "postnorm_12l1l": "Kasai 2021",
 }
+
+
+def depth_name(encoder: int, decoder: int) -> str:
+    """Return the part of a name that tells the depths."""
+    return f"{encoder}l" if decoder == 6 else f"{encoder}l{decoder}l"
+
+
+_DROPOUTS = {"attention_dropout": 0.1, "activation_dropout": 0.1}
+LIPSCHITZ = [
+    (f"lipschitz{order}_{depth_name(*depth)}", norm, "residual", depth, "base", bleu, "X20",
+     {"deep_init": "lipschitz", **_DROPOUTS, **flags})
+    for depth, scores in X20.items()
+    for order, norm, bleu, flags in (
+        ("_postnorm", "post", scores[0], {"layernorm_embedding": True}), ("", "pre", scores[1], {}))
+]  # fmt: skip
+DEPTH_SCALED = [
+    (f"ds_{depth_name(depth, depth)}", "post", "residual", (depth, depth), "base", bleu, "Z19",
+     {"deep_init": "ds", "dropout": dropout, "attention_dropout": attention_dropout, "activation_dropout": 0.1})
+    for depth, (bleu, dropout, attention_dropout) in Z19.items()
+] + [
+    (name, "post", "residual", (depth, depth), size, bleu, "-" if size == "iwslt" else "Z19",
+     {"dropout": dropout, "attention_dropout": attention_dropout, "activation_dropout": 0.1, "decoder_attn": "merged",
+      "deep_init": "ds" if name.startswith("ds_") else "xavier"})
+    for name, depth, size, bleu, dropout, attention_dropout in Z19_MATT
+]  # fmt: skip
+CONNECTED = [
+    (f"{init}_{depth_name(*depth)}", "post", "residual", depth, "base", None, "-", {"deep_init": init, **_DROPOUTS})
+    for init in ("deepnet", "admin")
+    for depth in ((18, 18), (24, 24), (30, 30), (60, 12))
+]
+"""Initialisations with residual connections of their own."""

@@ -1,16 +1,17 @@
 """Presets of an architecture, and their interaction with methods that the user selects."""
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from fairseq.models.transformer import base_architecture
+from omegaconf import OmegaConf
 
 from fairseq_deep.core.aggregators import AGGREGATORS
-from fairseq_deep.core.attention import DECODER_ATTENTIONS
-from fairseq_deep.core.description import AXES, SIDES, method_name
+from fairseq_deep.core.checks import check_flags
+from fairseq_deep.core.description import AXES, SIDES, describe, method_name
 from fairseq_deep.core.inits import INITS
+from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.models.first_look import look_at
 from fairseq_deep.plugin.models.unused_flags import settle_unused_flags
 
@@ -159,21 +160,38 @@ def apply_aggregator_presets(args: argparse.Namespace) -> None:
 
 def _fill(args: argparse.Namespace, flag: str, value: Any, check: bool = True) -> None:
     """Set *flag* to its preset *value*, unless *args* have it or, with *check*, flags that conflict with it."""
-    if getattr(args, flag, None) is None and not (check and flag in CLASHES and CLASHES[flag](args, value)):
+    if getattr(args, flag, None) is None and not (check and _conflicts(args, flag, value)):
         setattr(args, flag, value)
+
+
+def _conflicts(args: argparse.Namespace, flag: str, value: Any) -> bool:
+    """Return whether the checks of a model reject the preset *value* of *flag* because of other flags.
+
+    Methods do not yield: their conflicts are reported. The exception is an initialisation of residual connections that
+    the user's aggregator replaces.
+    """
+    if flag in AXES:
+        return flag == "deep_init" and _is_replaced(args, value)
+    if flag == "rotary_positions" and getattr(args, "no_token_positional_embeddings", None):
+        return True  # accepted by the checks, in checkpoints
+    problem = _find_problem(args, **{flag: value})
+    return problem != "" and problem != _find_problem(args)
+
+
+def _find_problem(args: argparse.Namespace, **more: Any) -> str:
+    """Return why the checks reject a model with the flags *args* and *more*; "" if they accept it."""
+    given = OmegaConf.to_container(args, resolve=True) if OmegaConf.is_config(args) else vars(args)
+    flags = argparse.Namespace(**{**given, **more})
+    try:
+        check_flags(flags, describe(flags))
+    except UsageError as error:
+        return error.message
+    return ""
 
 
 def _names(args: argparse.Namespace, axis: str) -> list[str]:
     """Return the names of the methods that *args* select on *axis* for encoder and decoder."""
     return [method_name(args, side, axis) for side in SIDES]
-
-
-def _attention(args: argparse.Namespace) -> Any:
-    return DECODER_ATTENTIONS.get(_names(args, "decoder_attn")[1])
-
-
-def _attentions(args: argparse.Namespace) -> list[Any]:
-    return [AXES["encoder_attn"][0].get(_names(args, "encoder_attn")[0]), _attention(args)]
 
 
 def _is_replaced(args: argparse.Namespace, init: str) -> bool:
@@ -186,35 +204,3 @@ def _is_replaced(args: argparse.Namespace, init: str) -> bool:
 YIELDING = ("rotary_positions", "norm", "ffn")
 """Options of rows that yield to any conflicting flag, not only to another aggregator or attention: no flag undoes the
 first one."""
-
-
-def _replaces_ffn(args: argparse.Namespace) -> bool:
-    layouts = (AGGREGATORS.get(name).layout(side, {}) for side, name in zip(SIDES, _names(args, "layer_agg")))
-    return not all(layout.feed_forward for layout in layouts)
-
-
-CLASHES: dict[str, Callable[[argparse.Namespace, Any], bool]] = {
-    "deep_init": _is_replaced,
-    "layernorm_embedding": lambda args, _: not all(INITS.get(name).layer_norm for name in _names(args, "deep_init")),
-    "relative_positions": lambda args, _: not all(attention.relative for attention in _attentions(args)),
-    "encoder_residual": lambda args, name: _names(args, "layer_agg")[0] != "residual",
-    "rotary_positions": lambda args, _: (
-        getattr(args, "relative_positions", None) is not None
-        or bool(getattr(args, "no_token_positional_embeddings", None))
-        or any(getattr(args, f"{side}_learned_pos", None) for side in SIDES)
-        or not all(attention.relative for attention in _attentions(args))
-    ),
-    "norm": lambda args, _: not all(INITS.get(name).layer_norm for name in _names(args, "deep_init")),
-    "ffn": lambda args, _: _replaces_ffn(args) or getattr(args, "activation_fn", None) not in (None, "relu"),
-    "relative_values": lambda args, _: getattr(args, "relative_positions", None) is None,
-    "dlcl_no_norm": lambda args, _: bool(getattr(args, "ode_identity", None)),
-    "lstm_share": lambda args, share: (
-        share in ("gate-encdec", "all")
-        and (set(_names(args, "layer_agg")) != {"lstm"} or args.encoder_embed_dim != args.decoder_embed_dim)
-    ),
-    "lstm_merge": lambda args, merge: (
-        _attention(args).parallel or (merge == "two" and getattr(args, "lstm_attn_residual", None) is not None)
-    ),
-    "lstm_attn_residual": lambda args, _: _attention(args).parallel or getattr(args, "lstm_merge", None) == "two",
-}
-"""Rules for presets: each returns whether a preset value conflicts with other flags in a namespace."""

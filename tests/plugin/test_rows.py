@@ -10,7 +10,7 @@ from fairseq_deep.core.aggregators import AGGREGATORS
 from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from fairseq_deep.core.checks import check_flags
 from fairseq_deep.core.description import AXES, describe
-from fairseq_deep.core.registry import Registry, UsageError
+from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from tests.helpers.flags import parse
 
@@ -63,8 +63,8 @@ SYSTEMS = {(row.norm, row.layer_agg, tuple(option for option in row.options if "
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.nightly)], ids=["sample", "all"])
 @pytest.mark.parametrize("number", range(len(SYSTEMS)), ids=[row.name for row in SYSTEMS.values()])
-def test_the_rules_for_presets_say_what_the_checks_say(number, every):
-    """``CLASHES`` leaves out no option that the checks accept, and keeps none that they refuse."""
+def test_presets_are_left_out_where_the_checks_refuse_them(number, every):
+    """And only there."""
     row = list(SYSTEMS.values())[number]
     for flags in CHOICES[number % every :: every]:
         args = argparse.Namespace(**flags)
@@ -79,13 +79,6 @@ def test_the_rules_for_presets_say_what_the_checks_say(number, every):
                 assert not told or refusal(args, **{flag: None}), f"{flags} clash with {flag}: {told}"
             elif flag == "lstm_attn_residual" or row._is_asked_for(args, flag):
                 assert told or refusal(args, **{flag: value}), f"{flags} do not clash with {flag}"
-
-
-def test_presets_are_chosen_without_describing_a_model(monkeypatch):
-    monkeypatch.setattr(Registry, "choose", None)
-    args = argparse.Namespace(decoder_layer_agg="residual", decoder_attn="average")
-    ARCHITECTURES["transformer_lstm_two_6l"].apply(args)
-    assert not hasattr(args, "lstm_merge") and not hasattr(args, "lstm_attn_residual")
 
 
 @pytest.mark.parametrize("row, flags", [

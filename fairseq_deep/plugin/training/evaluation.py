@@ -3,21 +3,16 @@
 import argparse
 import functools
 import json
-from dataclasses import fields
 from typing import Any
 
 from fairseq.data import data_utils, encoders
-from fairseq.dataclass.configs import GenerationConfig
 from fairseq.tasks.translation import TranslationTask
 
-from fairseq_deep.core.registry import UsageError, nearest
+from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.bleu import bleu_for
+from fairseq_deep.plugin.generation_settings import check_settings
 from fairseq_deep.runtime.language_codes import TOKENIZERS, short_code
-from fairseq_deep.runtime.records import is_number
 
-# minimum of each number; below it, the search has no hypothesis or divides by zero
-LEAST = {"beam": 1, "nbest": 1, "max_len_a": 0, "max_len_b": 0, "min_len": 0, "no_repeat_ngram_size": 0}
-TYPES = {int: int, float: (int, float), bool: bool}
 OTHER_OUTPUT = ("constraints", "score_reference", "print_alignment")
 
 
@@ -32,11 +27,14 @@ def check_evaluation(flags: Any) -> None:
     _check_text(flags)
     if getattr(flags, "target_lang", None) and not getattr(flags, "eval_tokenized_bleu", False):
         bleu_for(flags.target_lang)  # its package is checked before training
-    given, known = _read(flags, "eval_bleu_args"), {field.name: field.type for field in fields(GenerationConfig)}
-    for name, value in given.items():
-        if name not in known:
-            raise _refuse(f"unknown setting ({name}){nearest(name, known)}; correct the name")
-        _check_value(name, value, TYPES.get(known[name]))
+    given = _read(flags, "eval_bleu_args")
+    try:
+        check_settings(given)
+    except UsageError as error:
+        raise _refuse(error.message) from None
+    for name in OTHER_OUTPUT:
+        if given.get(name):
+            raise _refuse(f"{name} is not supported during validation; omit it")
     shortest = int(given.get("max_len_a", 0) * 2 + given.get("max_len_b", 200))  # of a word and the end of sentence
     if shortest < max(given.get("min_len", 1), 1):
         raise _refuse(f"max_len_a and max_len_b limit short sentences to {shortest} tokens; use a higher max_len_b")
@@ -46,9 +44,6 @@ def check_evaluation(flags: Any) -> None:
     strategies += [name for name in ("diverse_beam_groups", "diversity_rate") if given.get(name, -1) > 0]
     if len(strategies) > 1:
         raise _refuse(f"{' and '.join(strategies)} exclude each other; use one of them")
-    for name in ("sampling_topk", "sampling_topp"):
-        if given.get(name, -1) >= 0 and not given.get("sampling"):
-            raise _refuse(f"{name} requires sampling; add \"sampling\": true")
     groups = given.get("diverse_beam_groups", -1)
     if groups > 0 and given.get("beam", 5) % groups:
         raise _refuse(f"diverse_beam_groups does not divide beam ({groups}); change one of them")
@@ -99,16 +94,3 @@ def _read(flags: Any, flag: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _refuse(f"not a JSON object ({text}); use '{{\"beam\": 4}}'", flag)
     return value
-
-
-def _check_value(name: str, value: Any, kind: Any) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    wrong = kind is not None and (not isinstance(value, kind) or (kind is not bool and not number))
-    if wrong or number and not is_number(value):
-        raise _refuse(f"{name} has the wrong type ({json.dumps(value)}); correct the value")
-    if name in LEAST and value < LEAST[name]:
-        raise _refuse(f"{name} is too low ({value}); use {LEAST[name]} or more")
-    if name == "temperature" and value <= 0:
-        raise _refuse(f"temperature is not positive ({value}); use 1")
-    if name in OTHER_OUTPUT and value:
-        raise _refuse(f"{name} is not supported during validation; omit it")
