@@ -1,17 +1,109 @@
-"""Rejects flags of fairseq that contradict the chosen methods or each other, before a model is built."""
+"""Rejects flags of fairseq that contradict the chosen methods or each other, before a model is built.
 
-from typing import Any
+What does not go together within a stack is declared in `RULES`, and the flags of fairseq that a choice excludes in
+`excluded_flags`. Each choice is named as on the command line.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from .alignment import check_alignment
 from .languages import check_languages
-from .layer_options import check_layer_options
 from .registry import UsageError
-from .stack import MethodConfig, Stack
+from .stack import Stack
 
 UNSUPPORTED = (
     "cross_self_attention", "encoder_xformers_att_config", "decoder_xformers_att_config", "base_layers", "char_inputs",
 )  # fmt: skip
 """Flags of fairseq's Transformer that require fairseq's own layers."""
+
+
+class Rule(NamedTuple):
+    """Two choices of a stack that do not go together.
+
+    Attributes:
+        first, second: names of :func:`choices_of`
+        holds: whether they contradict each other in a stack that has both
+        reason: property of the second
+        fix: for the user
+    """
+
+    first: str
+    second: str
+    holds: Callable[[Stack], bool] = lambda stack: True
+    reason: str = ""
+    fix: str = "omit or change one of them"
+
+
+PLAIN = "use --residual plain, or change the other"
+RULES = (
+    Rule("relative_positions", "attention", lambda stack: not stack.attention.method.relative),
+    Rule("positions", "attention", lambda stack: not stack.attention.method.relative),
+    Rule("kv_heads", "attention", lambda stack: stack.attention.name == "merged", "adds values to all heads"),
+    Rule("value_residual", "attention", lambda stack: stack.side == "decoder" and not stack.attention.method.relative,
+         "has no self-attention"),
+    Rule("value_residual", "aggregator", lambda stack: stack.layout.num_evaluations > 1,
+         "evaluates layers more than once"),
+    Rule("ffn", "aggregator", lambda stack: not stack.layout.feed_forward, "replaces feed-forward sub-layers"),
+    *(Rule(option, "init", lambda stack: not stack.init.method.layer_norm, "requires no norms")
+      for option in ("norm", "qk_norm", "sub_norm", "language_norm", "embedding_norm")),
+    Rule("language_norm", "norm"),
+    Rule("language_norm", "sub_norm"),
+    Rule("language_norm", "residual", lambda stack: stack.residual.name == "peri"),
+    Rule("language_norm", "aggregator", lambda stack: not (stack.layout.residual or stack.layout.input_norm),
+         "has no norms in its layers"),
+    Rule("residual", "aggregator", lambda stack: not stack.layout.residual, "replaces residual connections", PLAIN),
+    Rule("residual", "aggregator",
+         lambda stack: stack.residual.method.running_sum and not stack.aggregator.method.running_sum,
+         "does not add all layers to one sum", PLAIN),
+    Rule("residual", "init", lambda stack: stack.init.method.connects or not stack.init.method.layer_norm,
+         "has its own residual connections", PLAIN),
+    Rule("init", "aggregator", lambda stack: not (stack.layout.residual or stack.init.method.without_residual),
+         "replaces residual connections", "use xavier or lipschitz"),
+    Rule("init", "aggregator", lambda stack: stack.layout.residual and not stack.init.method.layer_norm, "has norms"),
+    Rule("init", "attention", lambda stack: stack.init.method.three_sublayers and stack.parallel_attention,
+         "has two sub-layers", "use ds or lipschitz"),
+)  # fmt: skip
+"""What does not go together in a stack."""
+
+
+def choices_of(stack: Stack) -> dict[str, str]:
+    """Return the choices of *stack* other than the plain ones, by attribute, as on the command line."""
+    methods = {"aggregator": ("--layer-agg", "residual"), "residual": ("--residual", "plain"),
+               "init": ("--deep-init", "fairseq"), "attention": (f"--{stack.side}-attn", "self"),
+               "memory": ("--decoder-memory", "last")}  # fmt: skip
+    found = {name: (flag, getattr(stack, name) and getattr(stack, name).name, plain)
+             for name, (flag, plain) in methods.items()}  # fmt: skip
+    found |= {name: (f"--{name.replace('_', '-')}", getattr(stack, name), plain) for name, plain in (
+        ("norm", "layer"), ("ffn", "plain"), ("qk_norm", False), ("sub_norm", False), ("attention_gate", None),
+        ("value_residual", False), ("language_transform", False), ("language_norm", False))}  # fmt: skip
+    found["relative_positions"] = ("--relative-positions", stack.relative_positions, None)
+    found["positions"] = ("--rotary-positions", stack.positions == "rotary", False)
+    found["kv_heads"] = (f"--{stack.side}-kv-heads", stack.kv_heads, stack.heads)
+    found["embedding_norm"] = ("--layernorm-embedding", stack.embedding_norm, False)
+    chosen = {name: (flag, value) for name, (flag, value, plain) in found.items() if value not in (plain, None)}
+    return {name: flag if value is True else f"{flag} {value}" for name, (flag, value) in chosen.items()}
+
+
+def excluded_flags(stack: Stack) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield each choice of *stack* that excludes flags of fairseq, the reason, and the flags."""
+    side, method, layout = stack.side, stack.aggregator.method, stack.layout
+    keep, drop, decodes = f"{side}_layers_to_keep", f"{side}_layerdrop", stack.side == "decoder"
+    every, all_layers = "requires every layer", [f"{each}_{name}" for each in ("encoder", "decoder")
+                                                 for name in ("layerdrop", "layers_to_keep")]  # fmt: skip
+    unsupported = [flag.format(side=side) for flag in method.unsupported_flags]
+    yield "aggregator", every, [drop] * (not method.layerdrop) + [keep] * method.needs_every_layer
+    yield "aggregator", "", [*unsupported, *(method.decoder_flags if decodes else ())]
+    yield "aggregator", "evaluates layers more than once", ["offload_activations"] * (layout.num_evaluations > 1)
+    yield "residual", "counts the layers", [keep] * stack.residual.method.counts_layers
+    yield "init", "counts the layers", [keep] * stack.init.method.counts_layers
+    yield "init", "requires three sub-layers", ["no_cross_attention"] * (decodes and stack.init.method.three_sublayers)
+    yield "attention", every, ([keep] + [drop] * decodes) * stack.packs
+    yield "attention", "also attends to the source", ["no_cross_attention"] * stack.parallel_attention
+    yield "memory", f"{every}, and attention to the source", [*all_layers, "no_cross_attention"]
+    yield "value_residual", "requires the values of the first layer", [drop, keep]
+    yield "positions", "replaces absolute positions", [f"{side}_learned_pos"]
 
 
 def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
@@ -24,17 +116,75 @@ def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
         if _given(flags, flag):
             raise UsageError(f"{_dashed(flag)} is not supported by the layers of this package; omit it")
     _check_compile(flags)
-    decoder = stacks["decoder"]
     for stack in stacks.values():
-        _check_aggregator(flags, stack, stacks["encoder"])
-        check_layer_options(flags, stack)
+        _check_encoder_only(flags, stack, stacks["encoder"])
         check_languages(stack)
-        _check_residual(flags, stack, stack.residual)
-        _check_init(flags, stack)
-    _check_attention(flags, decoder)
-    _check_packed(flags, stacks)
-    _check_memory(flags, stacks["encoder"], decoder)
-    check_alignment(flags, decoder)
+        inner = stack
+        while inner is not None:
+            _check_stack(flags, inner)
+            residual = inner.residual.options.get("inner")
+            inner = residual and replace(inner, residual=residual)
+    _check_depths(stacks)
+    _check_memory(stacks["encoder"], stacks["decoder"])
+    check_alignment(flags, stacks["decoder"])
+
+
+def _check_stack(flags: Any, stack: Stack) -> None:
+    """Reject what `RULES`, `excluded_flags` and the methods' norm placements say."""
+    chosen, side = choices_of(stack), stack.side
+    for rule in RULES:
+        if rule.first in chosen and rule.second in chosen and rule.holds(stack):
+            raise _refusal(chosen[rule.first], chosen[rule.second], rule.reason, side, rule.fix)
+    for name, reason, excluded in excluded_flags(stack):
+        for flag in excluded if name in chosen else ():
+            if _given(flags, flag):
+                raise _refusal(_dashed(flag), chosen[name], reason, side)
+    norm = "pre" if stack.pre_norm else "post"
+    for name in ("residual", "init") if stack.layout.residual else ():
+        norms = getattr(stack, name).method.norms
+        if name in chosen and norm not in norms:
+            other = f"use a transformer_{norms[0]}norm architecture, or another {chosen[name].split()[0]}"
+            raise UsageError(f"{chosen[name]} requires {norms[0]}-norm stacks ({side}): {other}")
+
+
+def _refusal(first: str, second: str, reason: str, side: str, fix: str = "omit or change one of them") -> UsageError:
+    which = f", which {reason}" if reason else ""
+    return UsageError(f"{first} is not supported with {second}{which} ({side}): {fix}")
+
+
+def _check_encoder_only(flags: Any, stack: Stack, encoder: Stack) -> None:
+    name, method = stack.aggregator.name, stack.aggregator.method
+    if method.encoder_only and stack.side == "decoder" and (
+        _given(flags, "decoder_layer_agg") or encoder.aggregator.method is not method
+    ):
+        raise UsageError(
+            f"--layer-agg {name} requires an encoder, and --decoder-layer-agg {name} is not supported: "
+            f"use --encoder-layer-agg {name}, and another --decoder-layer-agg such as residual"
+        )
+
+
+def _check_depths(stacks: dict[str, Stack]) -> None:
+    """Reject empty stacks with choices that need layers, and shared values without a second layer."""
+    for stack in stacks.values():
+        chosen = choices_of(stack)
+        needs = {"init": stack.init.method.touches, "attention": stack.packs and stack.side == "decoder",
+                 "memory": True}  # fmt: skip
+        owner = next((chosen[name] for name, needed in needs.items() if needed and name in chosen), None)
+        empty = next((each.side for each in stacks.values() if each.layers < 1), None)
+        if owner and empty:
+            raise UsageError(f"{owner} requires layers: use --{empty}-layers 1 or more")
+        if stack.value_residual and max(stack.encoder_layers, stack.decoder_layers) < 2:
+            raise UsageError("--value-residual has no effect on stacks of one layer: omit it, or add layers")
+
+
+def _check_memory(encoder: Stack, decoder: Stack) -> None:
+    name = decoder.memory.name
+    if name == "last" or decoder.memory.method.normalises or not encoder.pre_norm or encoder.layout.final_norm:
+        return
+    raise UsageError(
+        f"--decoder-memory {name} requires the final norm of a pre-norm encoder, which --layer-agg "
+        f"{encoder.aggregator.name} removes: use a postnorm architecture, or --decoder-memory last"
+    )
 
 
 def check_sizes(args: Any, task: Any) -> None:
@@ -88,152 +238,3 @@ def _check_compile(flags: Any) -> None:
             raise UsageError(f"{_dashed(flag)} changes weights in Python, which --compile does not support: omit one")
     if _given(flags, "offload_activations"):
         raise UsageError("--offload-activations is not supported with --compile: use --checkpoint-activations instead")
-
-
-def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
-    name, method, side = stack.aggregator.name, stack.aggregator.method, stack.side
-    needed = [] if method.layerdrop else [f"{side}_layerdrop"]
-    if method.needs_every_layer:
-        needed.append(f"{side}_layers_to_keep")
-    for flag in needed:
-        if _given(flags, flag):
-            raise UsageError(
-                f"--layer-agg {name} requires every layer of the {side}: "
-                f"omit {_dashed(flag)}, or use --{side}-layer-agg residual"
-            )
-    if method.encoder_only and side == "decoder" and (
-        _given(flags, "decoder_layer_agg") or encoder.aggregator.method is not method
-    ):
-        raise UsageError(
-            f"--layer-agg {name} requires an encoder, and --decoder-layer-agg {name} is not supported: "
-            f"use --encoder-layer-agg {name}, and another --decoder-layer-agg such as residual"
-        )
-    unsupported = [flag.format(side=side) for flag in method.unsupported_flags]
-    for flag in unsupported + list(method.decoder_flags if side == "decoder" else ()):
-        if _given(flags, flag):
-            raise UsageError(
-                f"{_dashed(flag)} is not supported with the layers of --layer-agg {name}: "
-                f"omit it, or use --{side}-layer-agg residual"
-            )
-    if stack.layout.num_evaluations > 1 and _given(flags, "offload_activations"):
-        raise UsageError(
-            f"--offload-activations is not supported with layers that --layer-agg {name} evaluates more than once: "
-            "use --checkpoint-activations"
-        )
-
-
-def _check_residual(flags: Any, stack: Stack, residual: MethodConfig | None) -> None:
-    """Reject stacks that *residual*, or its inner connection, does not support."""
-    if residual is None or residual.name == "plain":
-        return
-    name, method, norm = residual.name, residual.method, "pre" if stack.pre_norm else "post"
-    if method.counts_layers and _given(flags, f"{stack.side}_layers_to_keep"):
-        raise UsageError(
-            f"--{stack.side}-layers-to-keep renumbers the layers, which --residual {name} counts: omit it"
-        )
-    if not stack.layout.residual:
-        raise UsageError(
-            f"--residual {name} requires residual connections, which --layer-agg {stack.aggregator.name} replaces "
-            f"({stack.side}): use --residual plain, or another --layer-agg"
-        )
-    if method.running_sum and not stack.aggregator.method.running_sum:
-        raise UsageError(
-            f"--residual {name} requires layers that all add to one sum ({stack.side}: --layer-agg "
-            f"{stack.aggregator.name}): use --{stack.side}-layer-agg residual, or --{stack.side}-residual plain"
-        )
-    if stack.init.method.connects or not stack.init.method.layer_norm:
-        has = "has its own residual connections" if stack.init.method.connects else "requires plain connections"
-        raise UsageError(
-            f"--deep-init {stack.init.name} {has} ({stack.side}): use --residual plain, or --deep-init xavier"
-        )
-    if norm not in method.norms:
-        other = "transformer_postnorm" if norm == "pre" else "transformer_prenorm"
-        raise UsageError(
-            f"--residual {name} requires {method.norms[0]}-norm stacks ({stack.side}): "
-            f"use a {other} architecture, or another --residual"
-        )
-    _check_residual(flags, stack, residual.options.get("inner"))
-
-
-def _check_attention(flags: Any, stack: Stack) -> None:
-    """Reject flags for attentions that the decoder lacks."""
-    if stack.parallel_attention and _given(flags, "no_cross_attention"):
-        name = stack.attention.name
-        raise UsageError(f"--no-cross-attention is not supported with --decoder-attn {name}: omit one of them")
-
-
-def _check_packed(flags: Any, stacks: dict[str, Stack]) -> None:
-    """Reject flags that remove layers from stacks with a packed sequence."""
-    removes = {"encoder": ["encoder_layers_to_keep"], "decoder": ["decoder_layers_to_keep", "decoder_layerdrop"]}
-    for side, stack in stacks.items():
-        for flag in removes[side] if stack.packs else []:
-            if _given(flags, flag):
-                raise UsageError(
-                    f"{_dashed(flag)} is not supported with --{side}-attn {stack.attention.name}, which requires every "
-                    "layer: omit one of them"
-                )
-        empty = [each.side for each in stacks.values() if each.layers < 1]
-        if stack.packs and side == "decoder" and empty:
-            raise UsageError(
-                f"--decoder-attn {stack.attention.name} requires layers in both stacks: "
-                f"use --{empty[0]}-layers 1 or more"
-            )
-
-
-def _check_memory(flags: Any, encoder: Stack, decoder: Stack) -> None:
-    name = decoder.memory.name
-    if name == "last":
-        return
-    for flag in ("encoder_layerdrop", "encoder_layers_to_keep", "decoder_layerdrop", "decoder_layers_to_keep",
-                 "no_cross_attention"):  # fmt: skip
-        if _given(flags, flag):
-            raise UsageError(
-                f"--decoder-memory {name} requires every layer, and attention to the source: "
-                f"omit {_dashed(flag)}, or use --decoder-memory last"
-            )
-    if encoder.pre_norm and not encoder.layout.final_norm and not decoder.memory.method.normalises:
-        raise UsageError(
-            f"--decoder-memory {name} requires the final norm of a pre-norm encoder, which --layer-agg "
-            f"{encoder.aggregator.name} removes: use a postnorm architecture, or --decoder-memory last"
-        )
-    for stack in (encoder, decoder):
-        if stack.layers < 1:
-            raise UsageError(f"--decoder-memory {name} requires layers: use --{stack.side}-layers 1 or more")
-
-
-def _check_init(flags: Any, stack: Stack) -> None:
-    """Reject an initialisation that does not support the stack."""
-    name, method, side, layer_agg = stack.init.name, stack.init.method, stack.side, stack.aggregator.name
-    if not stack.layout.residual:
-        if not method.without_residual:
-            raise UsageError(
-                f"--deep-init {name} requires residual connections, which --layer-agg {layer_agg} replaces ({side}): "
-                "use xavier or lipschitz"
-            )
-    elif not method.layer_norm and layer_agg != "residual":
-        raise UsageError(
-            f"--deep-init {name} requires stacks without norms: use --{side}-layer-agg residual, not {layer_agg}"
-        )
-    elif stack.pre_norm and "pre" not in method.norms:
-        kind = "post-norm" if method.layer_norm else "stacks without norms"
-        raise UsageError(
-            f"--deep-init {name} requires {kind} ({side}): use a transformer_postnorm architecture, "
-            f"without --{side}-normalize-before"
-        )
-    if not method.layer_norm and _given(flags, "layernorm_embedding"):
-        raise UsageError(f"--layernorm-embedding adds a norm, and --deep-init {name} requires none: omit it")
-    if method.three_sublayers and side == "decoder" and (stack.parallel_attention or not stack.cross_attention):
-        flag = f"--decoder-attn {stack.attention.name}" if stack.parallel_attention else "--no-cross-attention"
-        raise UsageError(f"--deep-init {name} requires three sub-layers, {flag} has two: use ds or lipschitz")
-    if method.touches:
-        _check_rules(flags, stack)
-
-
-def _check_rules(flags: Any, stack: Stack) -> None:
-    """Reject matrices and depths without a rule in the initialisation."""
-    name, side = stack.init.name, stack.side
-    if stack.init.method.counts_layers and _given(flags, f"{side}_layers_to_keep"):
-        raise UsageError(f"--{side}-layers-to-keep changes the depth that --deep-init {name} counts: omit it")
-    for other in ("encoder", "decoder"):
-        if getattr(flags, f"{other}_layers", None) == 0:
-            raise UsageError(f"--{other}-layers 0 is not supported with --deep-init {name}: use 1 or more")

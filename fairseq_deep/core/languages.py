@@ -53,7 +53,7 @@ def chosen_flag(flags: Any) -> str | None:
 
 
 def check_languages(stack: Stack) -> None:
-    """Reject a number of languages, or norms of languages, that contradict the other flags.
+    """Reject a number of languages that contradicts the other flags.
 
     Raises:
         UsageError: one line that names the flags and the fix
@@ -67,20 +67,6 @@ def check_languages(stack: Stack) -> None:
         return
     if stack.languages < 1:
         raise UsageError(f"{flag} requires --num-languages of at least 1, not {stack.languages}: change it")
-    if stack.language_norm:
-        _check_norms(stack)
-
-
-def _check_norms(stack: Stack) -> None:
-    for flag, chosen in (("--norm rms", stack.norm == "rms"), ("--sub-norm", stack.sub_norm),
-                         ("--residual peri", stack.residual.name == "peri")):  # fmt: skip
-        if chosen:
-            raise UsageError(f"--language-norm is not supported with {flag} ({stack.side}): omit one of them")
-    if not (stack.layout.residual or stack.layout.input_norm):
-        raise UsageError(
-            f"--language-norm has no effect with --layer-agg {stack.aggregator.name}, which has no norms in its layers "
-            f"({stack.side}): omit it"
-        )
 
 
 def first_tokens(tokens: Tensor, padding: Tensor) -> Tensor:

@@ -155,10 +155,10 @@ def apply_aggregator_presets(args: argparse.Namespace) -> None:
         method = AGGREGATORS.get(name)
         for option, value in method.presets.items():
             if side == "decoder" or option not in method.decoder_options:
-                _fill(args, f"{AGGREGATORS.prefix(name)}_{option}", value)
+                _fill(args, f"{AGGREGATORS.prefix(name)}_{option}", value, check=True)
 
 
-def _fill(args: argparse.Namespace, flag: str, value: Any, check: bool = True) -> None:
+def _fill(args: argparse.Namespace, flag: str, value: Any, check: bool = False) -> None:
     """Set *flag* to its preset *value*, unless *args* have it or, with *check*, flags that conflict with it."""
     if getattr(args, flag, None) is None and not (check and _conflicts(args, flag, value)):
         setattr(args, flag, value)

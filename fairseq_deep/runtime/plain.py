@@ -8,6 +8,7 @@ import argparse
 from typing import Any
 
 from fairseq_deep.core.aggregators.dlcl import Dlcl
+from fairseq_deep.core.checks import choices_of
 from fairseq_deep.core.description import describe
 from fairseq_deep.core.folding import fold
 from fairseq_deep.core.stream_folding import fold_streams
@@ -16,35 +17,23 @@ from fairseq_deep.errors import UsageError
 NAMES = {"fairseq": "fairseq's transformer", "ctranslate2": "CTranslate2", "huggingface": "transformers"}
 RESIDUALS = {"ctranslate2": ("peri",)}
 """Residual connections that a format supports directly."""
+OPTIONS = {"ctranslate2": ("relative_positions", "positions", "norm", "ffn", "kv_heads")}
+"""Options of layers that a format supports."""
 
 
 def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
     """Raise `UsageError` if the model's layers differ from the layers of fairseq's `transformer`."""
     for side, stack in describe(flags).items():
-        init = stack.init.method
-        other_layers = init.connects and not init.folds_stream or not init.layer_norm
-        connects = stack.residual.method.foldable or stack.residual.name in RESIDUALS.get(format, ())
-        found = {
-            f"--{side}-attn": stack.attention.name != "self" and stack.attention.name,
-            "--layer-agg": not may_be_plain(stack.aggregator) and stack.aggregator.name,
-            "--decoder-memory": stack.memory is not None and stack.memory.name != "last" and stack.memory.name,
-            "--residual": not connects and stack.residual.name,
-            "layers of --deep-init": other_layers and stack.init.name,
-            "--relative-positions": format != "ctranslate2" and stack.relative_positions,
-            "--rotary-positions": format != "ctranslate2" and stack.positions == "rotary",
-            "--norm": format != "ctranslate2" and stack.norm != "layer" and stack.norm,
-            "--ffn": format != "ctranslate2" and stack.ffn != "plain" and stack.ffn,
-            "--decoder-kv-heads": format != "ctranslate2" and stack.kv_heads != stack.heads and stack.kv_heads,
-            "--qk-norm": stack.qk_norm,
-            "--attention-gate": stack.attention_gate,
-            "--sub-norm": stack.sub_norm,
-            "--value-residual": stack.value_residual,
-            "--language-transform": stack.language_transform and side == "encoder",
-            "--language-norm": stack.language_norm,
+        init, residual = stack.init.method, stack.residual
+        supported = {
+            **dict.fromkeys(("embedding_norm", *OPTIONS.get(format, ())), True),
+            "aggregator": may_be_plain(stack.aggregator),
+            "residual": residual.method.foldable or residual.name in RESIDUALS.get(format, ()),
+            "init": (not init.connects or init.folds_stream) and init.layer_norm,
+            "language_transform": side == "decoder",
         }
-        for flag, value in found.items():
-            if value:
-                chosen = flag if value is True else f"{flag} {value}"
+        for name, chosen in choices_of(stack).items():
+            if not supported.get(name):
                 raise UsageError(f"{path} has {chosen} ({side}), which {NAMES[format]} does not support")
 
 

@@ -153,11 +153,11 @@ def test_the_papers_models_have_so_many_parameters_more():
     [
         ({**LALT, "num_languages": 3}, "--num-languages 3: the source dictionary has 12 language tags", "or omit"),
         ({"num_languages": 12}, "no effect without --language-transform or --language-norm", "add one, or omit it"),
-        ({**LALN, "norm": "rms"}, "--language-norm is not supported with --norm rms", "omit one of them"),
-        ({**LALN, "sub_norm": True}, "--language-norm is not supported with --sub-norm", "omit one of them"),
-        ({**LALN, "encoder_residual": "peri"}, "with --residual peri (encoder)", "omit one of them"),
-        ({**LALN, "layer_agg": "residual-dual"}, "no effect with --layer-agg residual-dual", "(encoder): omit it"),
-        ({**LALN, "deep_init": "rezero"}, "not supported with --deep-init rezero, which requires no", "omit it"),
+        ({**LALN, "norm": "rms"}, "--language-norm is not supported with --norm rms (encoder)", "omit or change"),
+        ({**LALN, "sub_norm": True}, "--language-norm is not supported with --sub-norm (encoder)", "omit or change"),
+        ({**LALN, "encoder_residual": "peri"}, "with --residual peri (encoder)", "omit or change"),
+        ({**LALN, "layer_agg": "residual-dual"}, "with --layer-agg residual-dual", "no norms in its layers (encoder)"),
+        ({**LALN, "deep_init": "rezero"}, "not supported with --deep-init rezero, which requires no", "omit or"),
     ],
 )
 def test_flags_that_clash(flags, problem, cure, tagged):

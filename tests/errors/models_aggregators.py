@@ -10,8 +10,8 @@ LAYERDROP = ("hierarchical", "iterative", "linear", "mudd", "gtrans", "mlrf", "r
              "residual-dual", "attention-residual", "hyper-connections")  # fmt: skip
 
 REFUSED = [
-    *((PRE, {"layer_agg": name, "encoder_layerdrop": 0.1}, "omit --encoder-layerdrop") for name in LAYERDROP),
-    (PRE, {**DUAL, "decoder_layerdrop": 0.1}, "omit --decoder-layerdrop"),
+    *((PRE, {"layer_agg": name, "encoder_layerdrop": 0.1}, f"with --layer-agg {name}, which re") for name in LAYERDROP),
+    (PRE, {**DUAL, "decoder_layerdrop": 0.1}, "--decoder-layerdrop is not supported with"),
     (DLCL, {"dlcl_init": "two"}, "--dlcl-init two"),
     (DLCL, {"dlcl_weight_type": "scalar_5"}, "5 does not divide the width 16"),
     (DLCL, {"dlcl_weight_type": "scalar_0"}, "--dlcl-weight-type scalar_0"),
@@ -39,7 +39,7 @@ REFUSED = [
     (PRE, {**IDENTITY, "ode_method": "ema", "ode_order": 1}, "--ode-identity has no effect with --ode-order 1"),
     (PRE, {"decoder_layer_agg": "ode"}, "--layer-agg ode requires an encoder"),
     (PRE, {**ODE, "encoder_layer_agg": "dlcl", "ode_history": "dlcl"}, "another --decoder-layer-agg"),
-    (PRE, {**ODE, "encoder_layers_to_keep": "0"}, "omit --encoder-layers-to-keep"),
+    (PRE, {**ODE, "encoder_layers_to_keep": "0"}, "--encoder-layers-to-keep is not supported with"),
     (PRE, {**ODE, "dlcl_window": 2}, "--dlcl-window has no effect without"),
     (PRE, {**ODE, "ode_history": "dlcl", "dlcl_window": 0}, "--dlcl-window 0"),
     (PRE, {"layer_agg": "dlcl", "ode_method": "rk4"}, "--ode-method has no effect without --layer-agg ode"),
@@ -79,7 +79,7 @@ REFUSED = [
     (PRE, {**DUAL, "no_decoder_final_norm": True}, "--no-decoder-final-norm is not supported with"),
     (PRE, {**DUAL, "encoder_layers": 0}, "use --encoder-layers 1 or more"),
     (PRE, {**DUAL, "decoder_layers": 0}, "use --decoder-layers 1 or more"),
-    (PRE, {**DUAL, "residual": "sdu"}, "--residual sdu requires residual connections"),
+    (PRE, {**DUAL, "residual": "sdu"}, "which replaces residual connections (encoder): use --residual plain"),
     *((PRE, {**DUAL, "deep_init": init}, "use xavier or lipschitz")
       for init in ("ds", "deepnet", "admin", "rezero", "tfixup")),
 ]  # fmt: skip

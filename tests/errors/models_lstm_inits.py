@@ -36,12 +36,12 @@ REFUSED_LSTM = [
     (LSTM, {"encoder_ffn_embed_dim": 32}, "--layer-agg lstm has no feed-forward sub-layer: use --lstm-hidden instead"),
     (LSTM, {"decoder_normalize_before": True}, "--layer-agg lstm has its own norms: use --lstm-final-norm for more"),
     (LSTM, {"activation_fn": "relu"}, "--activation-fn has no effect: --layer-agg lstm has its own: use --lstm-ffn"),
-    (LSTM, {"encoder_layerdrop": 0.1}, "every layer of the encoder: omit --encoder-layerdrop, or use --encoder-layer"),
-    (LSTM, {"decoder_layers_to_keep": "0"}, "every layer of the decoder: omit --decoder-layers-to-keep, or use"),
-    (LSTM, {"quant_noise_pq": 0.1}, "--quant-noise-pq is not supported with the layers of --layer-agg lstm: omit it"),
-    (LSTM, {"no_cross_attention": True}, "--no-cross-attention is not supported with the layers of --layer-agg lstm"),
+    (LSTM, {"encoder_layerdrop": 0.1}, "--encoder-layerdrop is not supported with --layer-agg lstm, which requires ev"),
+    (LSTM, {"decoder_layers_to_keep": "0"}, "with --layer-agg lstm, which requires every layer (decoder): omit or"),
+    (LSTM, {"quant_noise_pq": 0.1}, "--quant-noise-pq is not supported with --layer-agg lstm (encoder): omit or chang"),
+    (LSTM, {"no_cross_attention": True}, "--no-cross-attention is not supported with --layer-agg lstm (decoder): omit"),
     (LSTM, {"relative_values": True}, "--relative-values requires a distance: add --relative-positions K, or omit it"),
-    (LSTM, {"relative_positions": 4, "decoder_attn": "average"}, "--relative-positions is not supported with"),
+    (LSTM, {"relative_positions": 4, "decoder_attn": "average"}, "--relative-positions 4 is not supported"),
     (DLCL, {"lstm_ffn": 1}, "--lstm-ffn has no effect without --layer-agg lstm or rnn: add that, or omit it"),
     (LSTM, {"encoder_attention_heads": 3}, "16 is not divisible by --encoder-attention-heads 3: change one"),
 ]
@@ -57,22 +57,22 @@ REFUSED_INITS = [
     ("transformer_ds_12l12l", {"deep_init": "xavier", "ds_init_exponent": 0.5}, "no effect without --deep-init ds"),
     (POST, {"deep_init": "deepnet", "admin_start": "n"}, "--admin-start has no effect without --deep-init admin"),
     (POST, {"deep_init": "ds", "depth_scaled_kind": "gpt2"}, "no effect without --deep-init depth-scaled: add that"),
-    (POST, {"deep_init": "deepnet", "decoder_normalize_before": True}, "deepnet requires post-norm (decoder): use"),
-    (PRE, {"encoder_deep_init": "admin"}, "admin requires post-norm (encoder): use a transformer_postnorm archi"),
-    (PRE, {"deep_init": "tfixup"}, "tfixup requires stacks without norms (encoder): use a transformer_postnorm"),
-    (DLCL, {"deep_init": "tfixup"}, "tfixup requires stacks without norms: use --encoder-layer-agg residual, not dlcl"),
-    (POST, {"deep_init": "rezero", "decoder_layer_agg": "dlcl"}, "without norms: use --decoder-layer-agg residual"),
+    (POST, {"deep_init": "deepnet", "decoder_normalize_before": True}, "deepnet requires post-norm stacks (decoder)"),
+    (PRE, {"encoder_deep_init": "admin"}, "admin requires post-norm stacks (encoder): use a transformer_postnorm"),
+    (PRE, {"deep_init": "tfixup"}, "tfixup requires post-norm stacks (encoder): use a transformer_postnorm arch"),
+    (DLCL, {"deep_init": "tfixup"}, "tfixup is not supported with --layer-agg dlcl, which has norms (encoder): omit o"),
+    (POST, {"deep_init": "rezero", "decoder_layer_agg": "dlcl"}, "--layer-agg dlcl, which has norms (decoder): om"),
     *(
-        (LSTM, {"encoder_deep_init": method}, f"--deep-init {method} requires residual connections, which --layer-agg")
+        (LSTM, {"encoder_deep_init": method}, f"--deep-init {method} is not supported with --layer-agg lstm, which rep")
         for method in ("ds", "depth-scaled", "deepnet", "admin", "tfixup", "rezero")
     ),
-    (LSTM, {"deep_init": "ds", "encoder_layer_agg": "residual"}, "lstm replaces (decoder): use xavier or lipschitz"),
-    (POST, {"deep_init": "tfixup", "layernorm_embedding": True}, "adds a norm, and --deep-init tfixup requires none"),
-    (POST, {"deep_init": "rezero", "layernorm_embedding": True}, "adds a norm, and --deep-init rezero requires none"),
-    (POST, {"deep_init": "deepnet", "no_cross_attention": True}, "--deep-init deepnet requires three sub-layers"),
-    (POST, {"deep_init": "tfixup", "no_cross_attention": True}, "--deep-init tfixup requires three sub-layers"),
-    (POST, {"deep_init": "deepnet", "encoder_layers_to_keep": "0"}, "changes the depth that --deep-init deepnet"),
-    (POST, {"deep_init": "deepnet", "decoder_layers_to_keep": "0"}, "--decoder-layers-to-keep changes the depth that"),
+    (LSTM, {"deep_init": "ds", "encoder_layer_agg": "residual"}, "connections (decoder): use xavier or lipschitz"),
+    (POST, {"deep_init": "tfixup", "layernorm_embedding": True}, "with --deep-init tfixup, which requires no norms"),
+    (POST, {"deep_init": "rezero", "layernorm_embedding": True}, "with --deep-init rezero, which requires no norms"),
+    (POST, {"deep_init": "deepnet", "no_cross_attention": True}, "deepnet, which requires three sub-layers (deco"),
+    (POST, {"deep_init": "tfixup", "no_cross_attention": True}, "tfixup, which requires three sub-layers (deco"),
+    (POST, {"deep_init": "deepnet", "encoder_layers_to_keep": "0"}, "deepnet, which counts the layers (encoder)"),
+    (POST, {"deep_init": "deepnet", "decoder_layers_to_keep": "0"}, "--decoder-layers-to-keep is not supported with"),
     *(
         (POST, {"deep_init": "admin", "admin_start": "profile", f"{side}_layerdrop": 0.2}, f"omit --{side}-layerdrop")
         for side in ("encoder", "decoder")
@@ -90,12 +90,12 @@ REFUSED_MEMORIES = [
     (PRE, {**MSC, "msc_blocks": 0}, "--msc-blocks 0 must be at least 1 with --layer-agg msc: use 1 or more"),
     (PRE, {**MSC, "decoder_layers": 0}, "--decoder-layers 0 must be at least 1 with --layer-agg msc: use 1"),
     (PRE, {**MSC, "encoder_layers": 8, "decoder_layers": 6}, "for --layer-agg msc: use --msc-blocks 4, or another"),
-    (PRE, {**MSC, "encoder_layerdrop": 0.1}, "--layer-agg msc requires every layer of the encoder: omit --encoder-l"),
+    (PRE, {**MSC, "encoder_layerdrop": 0.1}, "--layer-agg msc, which requires every layer (encoder): omit or change"),
     (PRE, {**MSC, "encoder_layers": 0}, "--decoder-memory msc requires layers: use --encoder-layers 1 or more"),
     (PRE, {**LAYERWISE, "decoder_layers": 0}, "layerwise requires layers: use --decoder-layers 1 or more"),
-    (PRE, {**TRANSPARENT, "decoder_layerdrop": 0.2}, "transparent requires every layer, and attention to the source"),
-    (PRE, {**TRANSPARENT, "no_cross_attention": True}, "omit --no-cross-attention, or use --decoder-memory last"),
-    (PRE, {**LAYERWISE, "encoder_layers_to_keep": "0"}, "layerwise requires every layer, and attention to the source"),
+    (PRE, {**TRANSPARENT, "decoder_layerdrop": 0.2}, "transparent, which requires every layer, and attention to the"),
+    (PRE, {**TRANSPARENT, "no_cross_attention": True}, "--no-cross-attention is not supported with --decoder-me"),
+    (PRE, {**LAYERWISE, "encoder_layers_to_keep": "0"}, "layerwise, which requires every layer, and attention to"),
 ]
 REFUSED_RESIDUALS = [
     (PRE, {"residual": "sdu", "sdu_activation": "sigmod"}, "sigmod is unknown (did you mean sigmoid?): use sigmoid or"),
@@ -111,17 +111,17 @@ REFUSED_RESIDUALS = [
         for name in ("peri", "completep", "mix-ln", "layernorm-scaling")
     ),
     *(
-        (POST, {"residual": "sdu", "deep_init": name}, f"--deep-init {name} has its own residual connections (encoder)")
+        (POST, {"residual": "sdu", "deep_init": name}, f"--deep-init {name}, which has its own residual connections")
         for name in ("admin", "deepnet", "rezero")
     ),
-    (PRE, {"residual": "sdu", **NO_FFN}, "--residual sdu requires residual connections, which --layer-agg lstm replac"),
+    (PRE, {"residual": "sdu", **NO_FFN}, "with --layer-agg lstm, which replaces residual connections (encoder): use -"),
     (PRE, {"sdu_layers": 1}, "--sdu-layers has no effect without --residual sdu: add that, or omit it"),
     (PRE, {"decoder_residual": "completep", "encoder_completep_base": 2.0}, "no effect without --encoder-residual"),
     (PRE, {"residual": "completep", "completep_base": 0.0}, "must be a positive number (0.0, encoder): use 1, 2 or 6"),
     (PRE, {"residual": "completep", "encoder_completep_base": inf}, "--completep-base must be a number (inf): change"),
     (PRE, {"residual": "completep", "decoder_completep_alpha": 1.1}, "from 0 to 1 (1.1, decoder): omit it for 1"),
-    (PRE, {"residual": "completep", "layer_agg": "dlcl"}, "completep requires layers that all add to one sum (encoder"),
-    (PRE, {"residual": "completep", "encoder_layers_to_keep": "0"}, "renumbers the layers, which --residual completep"),
+    (PRE, {"residual": "completep", "layer_agg": "dlcl"}, "dlcl, which does not add all layers to one sum (encoder): "),
+    (PRE, {"residual": "completep", "encoder_layers_to_keep": "0"}, "--residual completep, which counts the layers (e"),
     (PRE, {"residual": "prores", "prores_period": 0}, "--prores-period must be at least 1 (0): use 1 or more"),
     (PRE, {"residual": "prores", "prores_around": "complete"}, "complete is unknown (did you mean completep?): use"),
     (PRE, {"residual": "mix-ln", "mix_ln_layers": 0}, "--mix-ln-layers 0 must be at least 1: use 1 or more, or --resi"),
@@ -140,11 +140,11 @@ REFUSED_LUNA = [
     (POST, {**LUNA, "luna_length": 0}, "--luna-length 0 must be at least 1: change or omit it"),
     (POST, {**LUNA, "layer_agg": "residual-dual"}, "that --layer-agg residual-dual replaces: use --encoder-layer-agg"),
     (POST, {**LUNA, **LAYERWISE}, "--decoder-memory layerwise is not supported with --encoder-attn luna: omit one"),
-    (POST, {**LUNA, "relative_positions": 4}, "--relative-positions is not supported with --encoder-attn luna: omit"),
-    (POST, {**LUNA, "rotary_positions": True}, "--rotary-positions is not supported with --encoder-attn luna: omit"),
+    (POST, {**LUNA, "relative_positions": 4}, "--relative-positions 4 is not supported with --encoder-attn luna ("),
+    (POST, {**LUNA, "rotary_positions": True}, "--rotary-positions is not supported with --encoder-attn luna (enco"),
     (POST, {**LUNA, "qk_norm": True}, "--qk-norm is not supported with --encoder-attn luna: omit one of them"),
-    (POST, {**LUNA, "encoder_layers_to_keep": "0"}, "with --encoder-attn luna, which requires every layer: omit one"),
-    (POST, {**BOTH_LUNA, "decoder_layerdrop": 0.1}, "with --decoder-attn luna, which requires every layer: omit one"),
+    (POST, {**LUNA, "encoder_layers_to_keep": "0"}, "with --encoder-attn luna, which requires every layer (encoder)"),
+    (POST, {**BOTH_LUNA, "decoder_layerdrop": 0.1}, "with --decoder-attn luna, which requires every layer (decoder)"),
     *(
         (POST, {**LUNA, "deep_init": name}, f"--deep-init {name} has no rule for the packed sequence of --encoder-attn")
         for name in ("deepnet", "tfixup")
@@ -154,6 +154,6 @@ REFUSED_LUNA = [
     (POST, {**BOTH_LUNA, "no_cross_attention": True}, "--no-cross-attention is not supported with --decoder-attn luna"),
     (POST, {**BOTH_LUNA, "decoder_embed_dim": 8}, "make --encoder-embed-dim and --decoder-embed-dim equal (16 and 8)"),
     (POST, {**BOTH_LUNA, "alignment_layer": 0}, "--decoder-attn luna, which has no weights of source tokens: omit"),
-    (POST, {**BOTH_LUNA, "encoder_layers": 0}, "requires layers in both stacks: use --encoder-layers 1 or more"),
+    (POST, {**BOTH_LUNA, "encoder_layers": 0}, "luna requires layers: use --encoder-layers 1 or more"),
 ]
 REFUSED = [*REFUSED_LSTM, *REFUSED_INITS, *REFUSED_MEMORIES, *REFUSED_RESIDUALS, *REFUSED_LUNA]

@@ -5,9 +5,9 @@ TINY = "transformer_dlcl_2l2l_tiny"
 NO_FFN = {"encoder_ffn_embed_dim": None, "decoder_ffn_embed_dim": None}
 REFUSED = [
     # flags of fairseq's models
-    ("transformer_linear_6l", {"encoder_layerdrop": 0.1}, "omit --encoder-layerdrop"),
-    ("transformer_linear_6l", {"decoder_layerdrop": 0.1, "layer_agg": "linear"}, "omit --decoder-layerdrop"),
-    (DLCL, {"encoder_layers_to_keep": "0,2"}, "omit --encoder-layers-to-keep"),
+    ("transformer_linear_6l", {"encoder_layerdrop": 0.1}, "--encoder-layerdrop is not supported"),
+    ("transformer_linear_6l", {"decoder_layerdrop": 0.1, "layer_agg": "linear"}, "--decoder-layerdrop is not"),
+    (DLCL, {"encoder_layers_to_keep": "0,2"}, "--encoder-layers-to-keep is not supported"),
     (PRENORM, {"decoder_output_dim": 8, "share_decoder_input_output_embed": True},
      "--decoder-output-dim 8 must be the width of the shared embeddings, 16: omit it"),
     (PRENORM, {"cross_self_attention": True}, "--cross-self-attention is not supported"),
@@ -34,9 +34,9 @@ REFUSED = [
     (PRENORM, {"compile": True, "checkpoint_activations": True, "offload_activations": True},
      "use --checkpoint-activations"),
     # presets of a row that other methods are asked for with
-    ("transformer_deepnet_18l18l", {"decoder_attn": "merged"}, "--deep-init deepnet requires three sub-layers"),
-    ("transformer_deepnet_18l18l", {"decoder_attn": "merged", "layer_agg": "dlcl"}, "--deep-init deepnet requires"),
-    ("transformer_ds_matt_6l", {"deep_init": "deepnet"}, "--decoder-attn merged has two"),
+    ("transformer_deepnet_18l18l", {"decoder_attn": "merged"}, "merged, which has two sub-layers (decoder)"),
+    ("transformer_deepnet_18l18l", {"decoder_attn": "merged", "layer_agg": "dlcl"}, "which has two sub-layers"),
+    ("transformer_ds_matt_6l", {"deep_init": "deepnet"}, "--decoder-attn merged, which has two"),
     ("transformer_sdu_6l", {"layer_agg": "lstm", **NO_FFN}, "use --residual plain"),
     ("transformer_msc_18l18l", {"layer_agg": "dlcl"}, "use --decoder-memory last"),
     ("transformer_dense_20l", {"layer_agg": "msc"}, "add --decoder-memory msc"),

@@ -72,7 +72,7 @@ def test_presets_are_left_out_where_the_checks_refuse_them(number, every):
         told = refusal(args)
         for flag, value in (*row.options, ("lstm_attn_residual", True)):
             # a clash of methods is told, unless an aggregator replaces what an initialisation is about
-            is_told = flag in AXES and not (flag == "deep_init" and told and "requires residual connections" in told)
+            is_told = flag in AXES and not (flag == "deep_init" and told and "replaces residual connections" in told)
             if flag in flags or is_told:
                 continue
             if getattr(args, flag, None) == value:

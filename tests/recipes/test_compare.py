@@ -237,7 +237,7 @@ BAD = {
     "wildcard": (["lstm_*"], {}, ["unknown architecture 'lstm_*'", "fairseq-deep archs"]),
     "unknown flag": (["dlcl_6l --dlcl-fixd"], {}, ["dlcl_6l_dlcl-fixd: unknown flag '--dlcl-fixd'", "--dlcl-fixed?"]),
     "unknown method": (["x=prenorm_6l --layer-agg dcl"], {}, ["x: unknown --layer-agg dcl", "did you mean dlcl?"]),
-    "without meaning": (["x=lstm_6l --deep-init ds"], {}, ["x: --deep-init ds requires residual connections"]),
+    "without meaning": (["x=lstm_6l --deep-init ds"], {}, ["x: --deep-init ds is not supported with --layer-agg lstm"]),
     "no value": (["dlcl_6l --encoder-layers"], {}, ["--encoder-layers: expected one argument"]),
     "own updates": (["a=dlcl_6l --max-update 9"], {}, ["a: --max-update must be the same for all systems"]),
     "own loss": (["a=dlcl_6l --sentence-avg"], {}, ["a: --sentence-avg must be the same for all systems"]),

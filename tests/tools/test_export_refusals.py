@@ -27,8 +27,8 @@ UNSUPPORTED = [  # "..., which FORMAT does not support"
     ("sdu_6l", {}, "--residual sdu (encoder)", FORMATS),
     ("mix_ln_18l18l", {}, "--residual mix-ln (encoder)", FORMATS),
     ("peri_18l18l", {}, "--residual peri (encoder)", (FAIRSEQ, HF)),
-    (POST, {"deep_init": "rezero"}, "layers of --deep-init rezero (encoder)", FORMATS),
-    (POST, {"decoder_deep_init": "tfixup"}, "layers of --deep-init tfixup (decoder)", FORMATS),
+    (POST, {"deep_init": "rezero"}, "--deep-init rezero (encoder)", FORMATS),
+    (POST, {"decoder_deep_init": "tfixup"}, "--deep-init tfixup (decoder)", FORMATS),
     *((PRE, {name: True}, f"--{name.replace('_', '-')} (encoder)", FORMATS)
       for name in ("qk_norm", "value_residual", "sub_norm")),
     (PRE, {"attention_gate": "heads"}, "--attention-gate heads (encoder)", FORMATS),
