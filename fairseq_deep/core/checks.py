@@ -1,7 +1,7 @@
 """Rejects flags of fairseq that contradict the chosen methods or each other, before a model is built.
 
-What does not go together within a stack is declared in `RULES`, and the flags of fairseq that a choice excludes in
-`excluded_flags`. Each choice is named as on the command line.
+Conflicts within a stack are declared in `RULES`, and the flags of fairseq that a choice excludes in `excluded_flags`.
+Each choice is named as on the command line.
 """
 
 from collections.abc import Callable, Iterator
@@ -65,7 +65,7 @@ RULES = (
     Rule("init", "attention", lambda stack: stack.init.method.three_sublayers and stack.parallel_attention,
          "has two sub-layers", "use ds or lipschitz"),
 )  # fmt: skip
-"""What does not go together in a stack."""
+"""Conflicts within a stack."""
 
 
 def choices_of(stack: Stack) -> dict[str, str]:
@@ -130,7 +130,7 @@ def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
 
 
 def _check_stack(flags: Any, stack: Stack) -> None:
-    """Reject what `RULES`, `excluded_flags` and the methods' norm placements say."""
+    """Apply `RULES`, `excluded_flags` and the methods' norm placements."""
     chosen, side = choices_of(stack), stack.side
     for rule in RULES:
         if rule.first in chosen and rule.second in chosen and rule.holds(stack):
