@@ -75,11 +75,11 @@ def choices_of(stack: Stack) -> dict[str, str]:
                "memory": ("--decoder-memory", "last")}  # fmt: skip
     found = {name: (flag, getattr(stack, name) and getattr(stack, name).name, plain)
              for name, (flag, plain) in methods.items()}  # fmt: skip
+    found["relative_positions"] = ("--relative-positions", stack.relative_positions, None)
+    found["positions"] = ("--rotary-positions", stack.positions == "rotary", False)
     found |= {name: (f"--{name.replace('_', '-')}", getattr(stack, name), plain) for name, plain in (
         ("norm", "layer"), ("ffn", "plain"), ("qk_norm", False), ("sub_norm", False), ("attention_gate", None),
         ("value_residual", False), ("language_transform", False), ("language_norm", False))}  # fmt: skip
-    found["relative_positions"] = ("--relative-positions", stack.relative_positions, None)
-    found["positions"] = ("--rotary-positions", stack.positions == "rotary", False)
     found["kv_heads"] = (f"--{stack.side}-kv-heads", stack.kv_heads, stack.heads)
     found["embedding_norm"] = ("--layernorm-embedding", stack.embedding_norm, False)
     chosen = {name: (flag, value) for name, (flag, value, plain) in found.items() if value not in (plain, None)}
