@@ -19,7 +19,6 @@ from types import SimpleNamespace
 
 import pytest
 import sacrebleu
-from sacrebleu.significance import PairedTest
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import changes, driver, engine, watch
@@ -225,7 +224,7 @@ def modules(monkeypatch):
 def call(modules, monkeypatch, capsys, exp, data, *systems, recipe=(), flags=(), **options):
     """What ``run.sh`` starts, without the seconds that it takes to load; return the status and the output."""
     values = dict(conf="mini", seeds="1", updates="4", width=WIDTH, heads="2", jobs="1", ngpu="0")
-    values.update({"bootstrap": "0", "dry_run": "true", "table_only": "false", "exp": exp, "data": data, **options})
+    values.update({"dry_run": "true", "table_only": "false", "exp": exp, "data": data, **options})
     given = [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     monkeypatch.setattr(os, "environ", dict(os.environ))
     status = driver.main(["compare", "run.sh", *given, *recipe, *systems, *(["--", *flags] if flags else [])])
@@ -403,7 +402,7 @@ def test_a_failed_system_is_marked_and_made_up_for(modules, monkeypatch, capsys,
     Path(f"{stubs}.fail").touch()
     listed = tmp_path / "systems.txt"
     listed.write_text("# depth-wise\n\nrnn_6l\nlstm_6l\n")
-    how = {"systems": listed, "dry_run": "false", "bootstrap": "5"}
+    how = {"systems": listed, "dry_run": "false"}
     status, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, **how)
     assert "rnn_6l seed 1: FAILED: stage 4 (train) failed: ValueError: planted\n" in printed.out
     last = "error: 1 of 2 runs failed: rnn_6l seed 1; the same command retries them\n"
@@ -505,10 +504,10 @@ def finished(modules, tmp_path):
     failed = Path(runs[7].folder)
     failed.mkdir(parents=True)
     (failed / "failure.txt").write_text("stage 4 (train) failed: loss is NaN\n")
-    return modules.results.rows(systems, runs, 200), runs
+    return modules.results.rows(systems, runs), runs
 
 
-def test_spread_over_seeds_and_the_paired_bootstrap_of_sacrebleu(finished):
+def test_values_and_their_spread_over_seeds(finished):
     rows, _ = finished
     base, same, worse = rows
     assert base["valid_loss"] == {"mean": 9.0, "min": 8.0, "max": 10.0, "std": 1.0} and base["difference"] is None
@@ -518,16 +517,10 @@ def test_spread_over_seeds_and_the_paired_bootstrap_of_sacrebleu(finished):
     assert worse["done"] == [1] and worse["failed"] == {2: "stage 4 (train) failed: loss is NaN"}
     assert worse["difference"]["mean"] == pytest.approx(bleu("bad") - bleu("good"), abs=0.01)
     assert worse["bleu"]["std"] is None
-    named = [("good", LINES["good"]), ("bad", LINES["bad"])]
-    metric = {"BLEU": sacrebleu.BLEU()}
-    _, scores = PairedTest(named, metric, [LINES["ref"]], "bs", 200)()
-    assert worse["seeds"][1]["p"] == scores["BLEU"][1].p_value < 0.01
-    # for twice the same text sacreBLEU's formula would give the least p that there is
-    assert [same["seeds"][seed]["p"] for seed in (1, 2, 3)] == [1, 1, 1]
-    assert "p" not in base["seeds"][1]
+    assert (same["tests"]["p"], worse["tests"]) == (1, {}), "one seed has no p"
 
 
-def test_halves_and_domains_of_the_test_set(finished, modules, tmp_path, monkeypatch):
+def test_halves_and_domains_of_the_test_set(finished, modules, tmp_path):
     """The hash of the source alone decides; domains are of the reporting half, and all tests are on it."""
     _, runs = finished
     sources = [f"sentence {n % 50}" for n in range(60)]
@@ -543,10 +536,7 @@ def test_halves_and_domains_of_the_test_set(finished, modules, tmp_path, monkeyp
     assert parts == wanted and all(parts.values())
     assert modules.results.read_parts(runs, str(tmp_path / "tags"), False).keys() == {"php", "news"}
     assert modules.results.read_parts(runs, "", False) == {}
-    tested, test = [], modules.results.paired_bootstrap
-    monkeypatch.setattr(modules.results, "paired_bootstrap", lambda *given: tested.append(given) or test(*given))
-    rows = modules.results.rows([run.system for run in runs[::3]], runs, 50, str(tmp_path), parts, 0.25)
-    assert {len(lines) for named, references, *_ in tested for lines in (named[0][1], *references)} == {len(reporting)}
+    rows = modules.results.rows([run.system for run in runs[::3]], runs, str(tmp_path), parts, 0.25)
     for (part, indices), row, kind in itertools.product(parts.items(), rows, ("good", "bad")):
         hypotheses, references = ([LINES[name][n] for n in indices] for name in (kind, "ref"))
         if row["system"] == ("worse" if kind == "bad" else "base"):
@@ -571,15 +561,6 @@ def test_halves_and_domains_of_the_test_set(finished, modules, tmp_path, monkeyp
         modules.results.read_parts(runs, "", True)
 
 
-@pytest.mark.parametrize("scores, tested", [((0.2, 0.7), False), ((0.2, 1.5), True), ((1.5, 0.2), True)])
-def test_translations_by_chance_have_no_p(finished, modules, scores, tested):
-    rows, _ = finished
-    for row, score in zip((rows[0], rows[2]), scores):
-        row["seeds"][1] = {"bleu": score}
-    modules.results.bootstrap([rows[0], rows[2]], 100)
-    assert ("p" in rows[2]["seeds"][1]) == tested
-
-
 def test_table_and_picture_of_what_is_there(finished, modules, tmp_path, monkeypatch, capsys):
     rows, _ = finished
     folder = str(tmp_path)
@@ -588,7 +569,7 @@ def test_table_and_picture_of_what_is_there(finished, modules, tmp_path, monkeyp
     assert len({len(line) for line in lines[:5]}) == 1 and len({line.count("|") for line in lines[:5]}) == 1
     assert "| 9.000 [8.000, 10.000] |" in lines[2] and "1 of 3 (1 FAILED)" in lines[4]
     assert "- FAILED: worse, seed 2: stage 4 (train) failed: loss is NaN" in lines
-    assert "bs:200" in text and "seeds 1, 2, 3" in text
+    assert "seeds 1, 2, 3" in text
     with open(tmp_path / "table.csv", encoding="utf-8") as stream:
         table = list(csv.DictReader(stream))
     assert [row["system"] for row in table] == ["base", "same", "worse"]
@@ -612,7 +593,7 @@ def test_without_matplotlib_there_is_a_table_all_the_same(finished, modules, mon
     rows, _ = finished
     monkeypatch.setattr(modules.compare.results, "rows", lambda *_: rows)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    modules.compare.report(modules.options.Compare(exp=str(tmp_path), bootstrap=0, tables=""), [], [])
+    modules.compare.report(modules.options.Compare(exp=str(tmp_path), tables=""), [], [])
     printed = capsys.readouterr().out
     assert "pip install matplotlib" in printed.splitlines()[-1] and (tmp_path / "table.md").exists()
     assert not (tmp_path / "picture.png").exists()

@@ -152,7 +152,7 @@ def test_the_commands_of_fairseq_deep_are_the_scripts(tmp_path, capsys, monkeypa
     assert main(["recipe", "iwslt14_deen", *words]) == 0
     assert capsys.readouterr().out == same and "fairseq-train" in same
     assert main(["recipe", "--help"]) == 0 and "TASK: compare, depthwise_lstm" in capsys.readouterr().out
-    assert main(["compare", "--help"]) == 0 and "--bootstrap" in capsys.readouterr().out
+    assert main(["compare", "--help"]) == 0 and "--halves" in capsys.readouterr().out
     rows = [(["recipe", "wmt16_ende", "--baem", "4"], "did you mean --beam?"),
             (["recipe", "wmt16_endd"], "unknown recipe wmt16_endd (did you mean wmt16_ende?)"),
             (["compare", "prenorm_6l"], "--data is missing")]  # fmt: skip

@@ -95,7 +95,7 @@ def prepare_text(engine: Engine, plan: Plan) -> None:
 def report(args: Compare, systems: list[System], runs: list[Run]) -> None:
     """Write table and picture."""
     parts = results.read_parts(runs, args.data and os.path.join(args.data, "test.domain"), args.halves)
-    rows = results.rows(systems, runs, args.bootstrap, args.exp, parts, float(args.margin))
+    rows = results.rows(systems, runs, args.exp, parts, float(args.margin))
     if not any(row["done"] or row["failed"] for row in rows):
         raise UsageError(f"{args.exp} has no finished training run: train first, without --table-only")
     folder = args.tables or args.exp

@@ -83,7 +83,6 @@ class Compare(Recipe):
                               "the architecture's")  # fmt: skip
     heads: int | str = option("auto", AUTO, f"number of attention heads{SIZE}, or width / 32 with --width")
     translate: bool = option(True, SWITCH, "translate and score the test set; false: compare losses only")
-    bootstrap: int = option(1000, WHOLE, "resamples of the paired bootstrap; 0: no bootstrap")
     halves: bool = option(False, SWITCH, "report BLEU on one half of the test set; the other half is for choosing")
     margin: str = option("0.5", NUMBER, "systems whose BLEU differs by less are equal")
 
@@ -127,7 +126,7 @@ SIZES = {"mini": (128, 4, 2000, 1), "base": (512, 8, 15000, 3)}  # width, heads,
 SCALES = "the scales of warm-up and search"
 CONDITIONS = ("conf", "source_lang", "target_lang", "average", "updates", "width", "heads")
 """Options that are always recorded; the others if they are given."""
-FREE = ("bootstrap", "data", "data_tar", "depths", "disk_gb", "dry_run", "exp", "force_batch", "halves", "jobs",
+FREE = ("data", "data_tar", "depths", "disk_gb", "dry_run", "exp", "force_batch", "halves", "jobs",
         "launcher", "margin", "ngpu", "seeds", "slurm", "slurm_hours", "systems", "table_only", "tables", "translate",
         "workers")  # fmt: skip
 """Options that may change within an experiment."""

@@ -1,4 +1,4 @@
-"""Results of a comparison: values per seed, statistics over seeds, and the paired bootstrap."""
+"""Results of a comparison: values per seed, and statistics over seeds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.plugin.bleu import bleu_for
 from fairseq_deep.recipes.record import median, result_line
 from fairseq_deep.tools import results, score
 from fairseq_deep.tools.input_text import read_lines
 from fairseq_deep.tools.results import over_seeds, spread
-from fairseq_deep.tools.significance import paired_bootstrap, read_run
+from fairseq_deep.tools.significance import read_run
 
 if TYPE_CHECKING:
     from .systems import System
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Parts = dict[str, list[int]]
 """Indices of the sentences of each part of the test set."""
-Texts = tuple[list[str], list[list[str]]]
-"""Hypotheses, and sets of references."""
 
 CHOOSING, REPORTING = "choosing", "reporting"
 """Halves of a test set: one to choose systems, one to report their scores."""
@@ -79,25 +76,18 @@ def read_parts(runs: list[Run], domains: str, halves: bool) -> Parts:
 
 def score_parts(folder: str, parts: Parts, lang: str) -> dict[str, dict[str, float]]:
     """Return BLEU and chrF of each part of the test set for the run in *folder*."""
-    texts, found = read_run(folder), {}
+    hypotheses, references = read_run(folder)
+    found = {}
     for part, indices in parts.items():
-        scores = score.compute(*_restricted(texts, indices), "sacrebleu", lang=lang)
+        ours, *others = ([side[index] for index in indices] for side in (hypotheses, *references))
+        scores = score.compute(ours, others, "sacrebleu", lang=lang)
         found[part] = {name: round(scores[name], 2) for name in ("bleu", "chrf")}
     return found
 
 
-def _restricted(texts: Texts, indices: list[int] | None) -> Texts:
-    """Return the sentences with these *indices*; None: all sentences."""
-    hypotheses, references = texts
-    if indices is None:
-        return texts
-    return [hypotheses[index] for index in indices], [[side[index] for index in indices] for side in references]
-
-
 def rows(
-    systems: list[System], runs: list[Run], resamples: int, folder: str = "", parts: Parts | None = None,
-    margin: float = 0.5,
-) -> list[Row]:  # fmt: skip
+    systems: list[System], runs: list[Run], folder: str = "", parts: Parts | None = None, margin: float = 0.5
+) -> list[Row]:
     """Return one record per system; the first system is the baseline.
 
     Args:
@@ -112,10 +102,9 @@ def rows(
     """
     done, parts = [run for run in runs if run.is_done()], parts or {}
     lines = {run.folder: result_line(run.folder, run.system.label, run.system.text, run.seed) for run in done}
-    lang = next((line["flags"].get("--target-lang", "") for line in lines.values()), "")
     for place, line in lines.items():
         if parts and "bleu" in line:
-            line["parts"] = score_parts(place, parts, lang)
+            line["parts"] = score_parts(place, parts, line["flags"].get("--target-lang", ""))
     if folder and lines:
         results.add(folder, [{**line, "folder": os.path.relpath(place, folder)} for place, line in lines.items()])
     found = [_row(system, [run for run in runs if run.system is system], lines) for system in systems]
@@ -124,8 +113,6 @@ def rows(
         for seed in [seed for seed in row["done"] if seed in first["done"] and "bleu" in first["seeds"][seed]]:
             difference = row["seeds"][seed]["bleu"] - first["seeds"][seed]["bleu"]
             row["seeds"][seed].update(difference=round(difference, 2))
-    if resamples and any("bleu" in figures for row in found for figures in row["seeds"].values()):
-        bootstrap(found, resamples, lang, parts.get(REPORTING))
     add_equal_time(found)
     for row in found:
         for figure in (*FIGURES, *(f"{name} {part}" for part in parts for name in ("bleu", "chrf"))):
@@ -139,7 +126,7 @@ def _row(system: System, runs: list[Run], lines: dict[str, dict[str, Any]]) -> R
     row: Row = {"system": system.label, "command": system.text, "parameters": None, "done": [], "failed": {}}
     row.update(seeds={}, line=system.line, depth=system.depth)
     row["tuned"] = {f"{rate:g}": loss for rate, loss in system.tuned.items()}
-    row.update(wanted=[run.seed for run in runs], curve={}, folders={})
+    row.update(wanted=[run.seed for run in runs], curve={})
     for run in runs:
         if run.folder in lines:
             line = lines[run.folder]
@@ -150,7 +137,6 @@ def _row(system: System, runs: list[Run], lines: dict[str, dict[str, Any]]) -> R
             row["seeds"][run.seed] = figures | parts.get(REPORTING, {})
             row["curve"][run.seed] = {int(update): loss for update, loss in line["curve"].items()}
             row["parameters"] = row["parameters"] or line["parameters"]
-            row["folders"][run.seed] = run.folder
         elif run.reason():
             row["failed"][run.seed] = run.reason()
     return row
@@ -171,34 +157,11 @@ def add_equal_time(found: list[Row]) -> None:
                 row["seeds"][seed]["equal_time"] = float(loss)
 
 
-def bootstrap(found: list[Row], resamples: int, lang: str = "", indices: list[int] | None = None) -> None:
-    """Run a paired bootstrap between the first system and each other, per seed, and add "p" to the values.
-
-    Two systems below a BLEU of 1 have no p: their translations are chance.
-
-    Args:
-        lang: target language
-        indices: the test sentences to use; None: all
-    """
-    first = found[0]
-    for seed in first["done"]:
-        least = 0 if first["seeds"][seed].get("bleu", 1) >= 1 else 1
-        others = [row for row in found[1:] if seed in row["done"] and row["seeds"][seed].get("bleu", 1) >= least]
-        if not others:
-            continue
-        texts = {row["system"]: _restricted(read_run(row["folders"][seed]), indices) for row in (first, *others)}
-        named, references = [(name, own[0]) for name, own in texts.items()], texts[first["system"]][1]
-        measured = paired_bootstrap(named, references, {"BLEU": bleu_for(lang, force=True)}, resamples)["BLEU"]
-        for row, result in zip(others, measured.results[1:]):
-            row["seeds"][seed].update(p=result.p_value)
-        first["seeds"][seed].update(bootstrap=measured.signature)
-
-
 def facts(found: list[Row]) -> dict[str, str]:
     """Return common properties of all runs; if runs differ, a property has all values."""
     figures = [row["seeds"][seed] for row in found for seed in row["done"]]
     shared = {}
-    for name in (*FACTS, "signature", "bootstrap"):
+    for name in (*FACTS, "signature"):
         values = dict.fromkeys(str(entry[name]) for entry in figures if entry.get(name) is not None)
         shared[name] = "; ".join(values)
     return shared

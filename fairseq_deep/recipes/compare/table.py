@@ -18,6 +18,9 @@ COLUMNS = (
     ("at equal time", "equal_time", ".3f"),
     ("BLEU", "bleu", ".2f"),
     ("difference", "difference", "+.2f"),
+    ("± 95 %", "half", ".2f"),
+    ("p", "p", ".3f"),
+    ("p equal", "p_equal", ".3f"),
     ("chrF", "chrf", ".2f"),
     ("source gain", "source_gain", ".2f"),
     ("step (s)", "step_seconds", ".3f"),
@@ -28,8 +31,6 @@ COLUMNS = (
     ("decoder", "between_decoder", ".2g"),
 )
 SPREAD = ("valid_loss", "bleu", "difference")  # shown with minimum and maximum
-TESTS = {"± 95 %": ("half", ".2f"), "p": ("p", ".3f"), "p equal": ("p_equal", ".3f")}
-"""Columns of the differences over seeds: name in ``tests`` and number format."""
 
 
 def write(folder: str, rows: list[Row], facts: dict[str, str]) -> str:
@@ -37,18 +38,15 @@ def write(folder: str, rows: list[Row], facts: dict[str, str]) -> str:
     text = f"{_lay_out(rows)}\n\n{_notes(rows, facts)}\n"
     write_text(os.path.join(folder, "table.md"), text)
     write_text(os.path.join(folder, "table.csv"), _csv(rows))
-    kept = [{key: value for key, value in row.items() if key != "folders"} for row in rows]
-    write_text(os.path.join(folder, "table.json"), json.dumps({**facts, "systems": kept}, indent=1) + "\n")
+    write_text(os.path.join(folder, "table.json"), json.dumps({**facts, "systems": rows}, indent=1) + "\n")
     return text
 
 
 def _lay_out(rows: list[Row]) -> str:
     parts = [name for name in rows[0] if name.startswith("bleu ") and name != f"bleu {REPORTING}"]
     possible = [*COLUMNS[:3], *((f"BLEU, {name[5:]}", name, ".2f") for name in parts), *COLUMNS[3:]]
-    columns = [column for column in possible if any(row[column[1]] for row in rows)]
-    head = ["system", "seeds", "parameters"]
-    for name, figure, _ in columns:
-        head += [name, *TESTS, "p of each seed"] if figure == "difference" else [name]
+    columns = [column for column in possible if any(_value(row, column[1]) is not None for row in rows)]
+    head = ["system", "seeds", "parameters", *(name for name, _, _ in columns)]
     return markdown([head, *(_cells(row, columns) for row in rows)], left=(0,))
 
 
@@ -63,15 +61,13 @@ def markdown(cells: list[list[str]], left: tuple[int, ...]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
 
 
+def _value(row: Row, figure: str) -> Any:
+    return row["tests"].get(figure, row.get(figure))
+
+
 def _cells(row: Row, columns: list[tuple[str, str, str]]) -> list[str]:
     cells = [row["system"], seeds(row), f"{row['parameters']:,}" if row["parameters"] else "-"]
-    for _, figure, form in columns:
-        cells.append(show(row[figure], form, figure in SPREAD))
-        if figure == "difference":
-            cells += [format(row["tests"][name], own) if row["tests"] else "-" for name, own in TESTS.values()]
-            chances = [row["seeds"][seed].get("p") for seed in row["done"]]
-            cells.append(" ".join(format(p, ".3f") for p in chances if p is not None))
-    return [cell or "-" for cell in cells]
+    return [*cells, *(show(_value(row, figure), form, figure in SPREAD) for _, figure, form in columns)]
 
 
 def seeds(row: Row) -> str:
@@ -81,10 +77,10 @@ def seeds(row: Row) -> str:
     return f"{text} ({len(row['failed'])} FAILED)" if row["failed"] else text
 
 
-def show(value: dict[str, Any] | None, form: str, with_spread: bool) -> str:
-    """Format a mean, with minimum and maximum over seeds if *with_spread*."""
-    if value is None:
-        return "-"
+def show(value: dict[str, Any] | float | None, form: str, with_spread: bool) -> str:
+    """Format a number or a mean, with minimum and maximum over seeds if *with_spread*."""
+    if not isinstance(value, dict):
+        return "-" if value is None else format(value, form)
     mean = format(value["mean"], form)
     if not with_spread or value["std"] is None:
         return mean
@@ -92,19 +88,17 @@ def show(value: dict[str, Any] | None, form: str, with_spread: bool) -> str:
 
 
 def _notes(rows: list[Row], facts: dict[str, str]) -> str:
-    low = [row["bleu"]["min"] for row in rows if row["bleu"]]
-    weak = " Two systems below a BLEU of 1 have no p; see the loss." if min(low, default=1) < 1 else ""
     wanted = sorted({seed for row in rows for seed in row["wanted"]})
     lines = [
         f"{facts['updates']} updates of {facts['tokens_per_update']} tokens, seeds {', '.join(map(str, wanted))}, "
         f"{facts['precision']}, {facts['devices']} ({facts['hardware']}), commit {facts['commit']}, {facts['date']}",
         "Mean over seeds [minimum, maximum]. valid loss: best loss on the validation set; at equal time: loss at the "
         f"end of the fastest system, from updates and steps; difference: BLEU minus BLEU of {rows[0]['system']} with "
-        "the same seed; p: paired bootstrap against it; source gain: increase of the loss with another sentence's "
-        "source, in nats per sub-word (0: source ignored); step, decoding: measured during the runs, next to other "
-        "runs; gradient: ratio of the gradient norms of first and last layer, median over training; between: share of "
-        "the last layer's variance between positions." + _tests(rows) + weak,
-        f"BLEU: {facts['signature'] or '-'}" + (f"; bootstrap: {facts['bootstrap']}" if facts["bootstrap"] else ""),
+        "the same seed; source gain: increase of the loss with another sentence's source, in nats per sub-word (0: "
+        "source ignored); step, decoding: measured during the runs, next to other runs; gradient: ratio of the "
+        "gradient norms of first and last layer, median over training; between: share of the last layer's variance "
+        "between positions." + _tests(rows),
+        f"BLEU: {facts['signature'] or '-'}",
     ]
     lines += [f"{row['system']}: {row['command']}" for row in rows]
     lines += [
@@ -134,13 +128,11 @@ def _csv(rows: list[Row]) -> str:
     parts = ("mean", "min", "max", "std")
     measured = [*FIGURES, *(name for name in rows[0] if name.startswith(("bleu ", "chrf ")))]
     names = [figure if part == "mean" else f"{figure}_{part}" for figure in measured for part in parts]
-    tests = [name for name, _ in TESTS.values()]
-    head = ["system", "command", "parameters", "seeds_done", "seeds_failed", *names]
-    writer.writerow([*head, *(f"difference_{name}" for name in tests), "p"])
+    tests = ("half", "p", "p_equal")
+    writer.writerow(["system", "command", "parameters", "seeds_done", "seeds_failed", *names, *tests])
     for row in rows:
         figures = [(row[figure] or {}).get(part) for figure in measured for part in parts]
         figures += [row["tests"].get(name) for name in tests]
-        chances = " ".join(str(row["seeds"][seed]["p"]) for seed in row["done"] if "p" in row["seeds"][seed])
         done, failed = (" ".join(map(str, row[key])) for key in ("done", "failed"))
-        writer.writerow([row["system"], row["command"], row["parameters"], done, failed, *figures, chances])
+        writer.writerow([row["system"], row["command"], row["parameters"], done, failed, *figures])
     return stream.getvalue()
