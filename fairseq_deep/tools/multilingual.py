@@ -118,13 +118,13 @@ def language_accuracy(hypotheses: dict[str, list[str]]) -> float | None:
 
 def report(result: dict[str, Any]) -> str:
     """Format the means, with a row per direction."""
-    columns = (("win_ratio", "win ratio %"), ("bleu4", "BLEU4"), ("language_accuracy", "language accuracy %"))
-    rows = [["direction", "pairs", "mean BLEU", *(head for _, head in columns)]]
-    for name, found in result["directions"].items():
-        values = [found.get(key) for key, _ in columns]
-        cells = ["-" if value is None else f"{value:.2f}" for value in values]
+    heads = {"win_ratio": "win ratio %", "bleu4": "BLEU4", "language_accuracy": "language accuracy %"}
+    directions = result["directions"]
+    used = [key for key in heads if any(found.get(key) is not None for found in directions.values())]
+    rows = [("direction", "pairs", "mean BLEU", *(heads[key] for key in used))]
+    for name, found in directions.items():
+        cells = ["-" if found.get(key) is None else f"{found[key]:.2f}" for key in used]
         label = f"{name} (BLEU94)" if found["pairs"] == 94 else name
-        rows.append([label, str(found["pairs"]), f"{found['bleu']:.2f}", *cells])
-    used = [0, 1, 2, *(3 + n for n in range(len(columns)) if any(row[3 + n] != "-" for row in rows[1:]))]
-    table = format_table([[row[n] for n in used] for row in rows], right=range(1, len(used)))
+        rows.append((label, str(found["pairs"]), f"{found['bleu']:.2f}", *cells))
+    table = format_table(rows, right=range(1, len(rows[0])))
     return f"{table}\nsignature  {result['signature']}\nBLEU = {result['bleu']:.2f}"

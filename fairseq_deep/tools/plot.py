@@ -57,13 +57,13 @@ def draw_weights(args: argparse.Namespace) -> int:
         output = pictures.check_picture(output, default)
     check_outputs([output, args.json, args.csv], [args.checkpoint])
     matrices = load_weights(args.checkpoint)
-    column = _column(args.column, matrices)
+    column, records = _column(args.column, matrices), {side: _record(matrix) for side, matrix in matrices.items()}
     print(format_table(_weights_table(matrices), right=range(1, 9)))
     print(f"means of |w|: newest y_l, previous y_(l-1), older and embedding y_0 in the sum x_(l+1); {RULE}")
     if args.json is not None:
-        write_text(args.json, json.dumps({side: _record(matrix) for side, matrix in matrices.items()}) + "\n")
+        write_text(args.json, json.dumps(records) + "\n")
     if args.csv is not None:
-        write_text(args.csv, _weights_csv(matrices))
+        write_text(args.csv, _weights_csv(records))
     if output is not None:
         figure = pictures.draw_weights(matrices, column)
         figure.suptitle(printable(os.path.join(*os.path.abspath(args.checkpoint).split(os.sep)[-3:])), fontsize=9)
@@ -106,8 +106,7 @@ def _column(asked: int | None, matrices: dict[str, Any]) -> int:
 def _weights_table(matrices: dict[str, Any]) -> list[tuple[str, ...]]:
     rows = [("stack", "matrix", "per entry", "shown", *BANDS, "largest")]
     for side, matrix in matrices.items():
-        size = len(matrix.values)
-        bands = matrix.bands()
+        size, bands = len(matrix.values), matrix.bands()
         means = [f"{bands[name]:.3f}" if name in bands else "-" for name in BANDS]
         shown = f"{int(matrix.significant().sum())} of {size * (size + 1) // 2}"
         rows.append((side, f"{size}x{size}", str(matrix.per_entry), shown, *means, f"{matrix.values.abs().max():.3f}"))
@@ -115,19 +114,17 @@ def _weights_table(matrices: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _record(matrix: Any) -> dict[str, Any]:
-    return {
-        "weights_per_entry": matrix.per_entry,
-        "weights": [row[: index + 1] for index, row in enumerate(matrix.values.tolist())],
-        "shown": [row[: index + 1] for index, row in enumerate(matrix.significant().tolist())],
-    }
+    """Return the lower triangle: its weights, and whether each is shown."""
+    rows = {"weights": matrix.values.tolist(), "shown": matrix.significant().tolist()}
+    cut = {name: [row[: index + 1] for index, row in enumerate(lines)] for name, lines in rows.items()}
+    return {"weights_per_entry": matrix.per_entry, **cut}
 
 
-def _weights_csv(matrices: dict[str, Any]) -> str:
+def _weights_csv(records: dict[str, dict[str, Any]]) -> str:
     rows: list[Sequence[Any]] = [("stack", "row", "column", "weight", "shown")]
-    for side, matrix in matrices.items():
-        shown = matrix.significant().tolist()
-        for row, weights in enumerate(matrix.values.tolist()):
-            rows += [(side, row, k, weights[k], int(shown[row][k])) for k in range(row + 1)]
+    for side, record in records.items():
+        for row, cells in enumerate(map(zip, record["weights"], record["shown"])):
+            rows += [(side, row, column, weight, int(shown)) for column, (weight, shown) in enumerate(cells)]
     return _csv(rows)
 
 
@@ -176,18 +173,17 @@ def _short(paths: Sequence[str]) -> list[str]:
 
 
 def _runs_table(runs: dict[str, training_logs.Run]) -> list[tuple[str, ...]]:
-    measures = [("valid loss", "valid_loss", min), ("valid ppl", "valid_ppl", min)]
-    if any("valid_bleu" in curves for curves in runs.values()):
-        measures.append(("valid BLEU", "valid_bleu", max))
-    rows = [("run", "updates", "loss", *(title for name, *_ in measures for title in (name, "best")))]
+    """Return the last loss, and the last and best validation values, of each run."""
+    measures = {"valid loss": ("valid_loss", min), "valid ppl": ("valid_ppl", min), "valid BLEU": ("valid_bleu", max)}
+    if not any("valid_bleu" in curves for curves in runs.values()):
+        del measures["valid BLEU"]
+    rows = [("run", "updates", "loss", *(title for name in measures for title in (name, "best")))]
     for name, curves in runs.items():
-        updates = max(max(curve) for curve in curves.values())
-        cells = []
-        for _, measure, best in measures:
-            values = list(curves.get(measure, {}).values())
-            cells += [_figure(values[-1]), _figure(best(values))] if values else ["-", "-"]
-        loss = list(curves.get("loss", {}).values())
-        rows.append((name, f"{updates:,}", _figure(loss[-1]) if loss else "-", *cells))
+        values = {measure: list(curve.values()) for measure, curve in curves.items()}
+        cells = [_figure(values["loss"][-1]) if "loss" in values else "-"]
+        for measure, best in measures.values():
+            cells += map(_figure, (values[measure][-1], best(values[measure]))) if measure in values else "--"
+        rows.append((name, f"{max(map(max, curves.values())):,}", *cells))
     return rows
 
 
