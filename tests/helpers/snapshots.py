@@ -55,9 +55,9 @@ VARIANTS = """
 
 
 def papers():
-    """The commands in the tables of examples/papers.md."""
-    lines = (ROOT / "examples/papers.md").read_text(encoding="utf-8").splitlines()
-    return [found[1] for line in lines if (found := re.fullmatch(r"\| .* \| `([^`]*)` \|", line))]
+    """The commands in examples/papers.txt."""
+    lines = (ROOT / "examples/papers.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def claims():
