@@ -1,4 +1,4 @@
-"""The commands of examples/papers.txt, whose settings are in tests/snapshots: fairseq's parser, counts of parameters."""
+"""The commands of examples/papers.txt, with settings in tests/snapshots: fairseq's parser, counts of parameters."""
 
 import logging
 import shlex
