@@ -9,7 +9,7 @@ script that the user called.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import copy
 import dataclasses
 import importlib
 import json
@@ -22,12 +22,15 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.machine import count_cores
 
 from . import estimate, nodes, record, scripts, seeds
+from .compare import cluster
+from .compare.trainings import Run
 from .display import Display
 from .engine import Engine, Stopped
 from .options import EXAMPLES
-from .plan import Plan
+from .plan import Plan, count_gpus
 from .recipe import Recipe
 from .runner import Runner, StageFailed, of_system, report_result
+from .stages import Markers
 from .steps import STAGES, set_up, start_training
 from .watch import Watch
 
@@ -78,6 +81,8 @@ def _main(kind: str, script: str, *words: str) -> int:
         options.parser(os.path.basename(script)).print_help()
         return 0
     plan.resolve()
+    if options.launcher == "slurm":
+        cluster.check(options)
     if options.show_config:
         for name, value in dataclasses.asdict(options).items():
             print(f"{name:20} {json.dumps(value)}")
@@ -105,31 +110,61 @@ def check_disk(plan: Plan) -> None:
 
 def run(plan: Plan, script: str, words: list[str]) -> int:
     """Run the stages of this machine, and return the exit status."""
-    options = plan.options
+    options, engine = plan.options, Engine()
+    runner = Runner(plan, engine)
     if options.dry_run:
-        return asyncio.run(run_stages(Runner(plan, Engine())))
+        asyncio.run(run_stages(runner))
+        return 0
     if not options.ngpu:
-        share_cores(plan.processes)
-    with Engine() as engine:
-        runner = Runner(plan, engine)
+        share_cores(plan.processes * options.jobs)
+    with engine:
         if not plan.place.rank:
             prepare(runner)
             scripts.write_commands(plan, script, words)
-        return asyncio.run(run_stages(runner))
+        asyncio.run(run_stages(runner))
+        if plan.seed_list and options.stop_stage >= 4:
+            train_seeds(runner)
+        elif options.stop_stage == 7 and not plan.place.rank:
+            record.print_table(plan.exp, plan.langs, report_result(runner))
+    return 0
 
 
-async def run_stages(runner: Runner) -> int:
-    """Run the stages of this machine, and return the exit status."""
+async def run_stages(runner: Runner) -> None:
+    """Run the stages of this machine; the training runs of several seeds are only shown."""
     plan, options = runner.plan, runner.plan.options
     if plan.place.rank:
-        return await join_training(runner)
-    if plan.seed_list:
-        await runner.run_stages(STAGES, options.stage, min(options.stop_stage, 3))
-        return await run_seeds(runner) if options.stop_stage >= 4 else 0
-    await runner.run_stages(STAGES, options.stage, options.stop_stage)
-    if options.stop_stage == 7 and not options.dry_run:
-        record.print_table(plan.exp, plan.langs, report_result(runner))
-    return 0
+        await join_training(runner)
+        return
+    last = options.stop_stage
+    await runner.run_stages(STAGES, options.stage, min(last, 3) if plan.seed_list else last)
+    for seed in plan.seed_list if runner.dry and last >= 4 else ():
+        runner.say(f"seed {seed}")
+        await Runner(plan.of_seed(seed), runner.engine).run_stages(STAGES, max(options.stage, 4), last)
+
+
+def train_seeds(runner: Runner) -> None:
+    """Train all seeds in a queue; a failed seed does not stop the others.
+
+    Raises:
+        StageFailed: seeds have failed
+    """
+    plan, args = runner.plan, copy.copy(runner.plan.options)
+    args.exp, args.devices = plan.exp, args.ngpu and count_gpus()
+    runs = [Run(None, seed, plan.of_seed(seed), plan.exp) for seed in plan.seed_list]
+    for run in runs if args.stage else ():
+        Markers(run.plan).forget(max(args.stage, 4))
+    try:
+        failed = cluster.train(runner.engine, runs, args)
+    except Stopped:
+        jobs = "; the jobs continue (scancel ends them)" if args.launcher == "slurm" else ""
+        raise StageFailed(f"stopped{jobs}; to resume: {runner.resume_words()}", 130) from None
+    if args.stop_stage == 7:
+        parts = [[run.seed for run in runs if (run.name in failed) == bad] for bad in (False, True)]
+        seeds.summarise(plan.exp, *parts)
+    if failed:
+        reasons = [f"{run.name}: {run.reason()}, see {run.folder}/logs" for run in runs if run.name in failed]
+        raise StageFailed(f"error: {len(failed)} of {len(runs)} runs failed ({'; '.join(reasons)}); fix the problem, "
+                          f"then resume: {runner.resume_words()}")  # fmt: skip
 
 
 def share_cores(processes: int) -> None:
@@ -164,60 +199,23 @@ def _changes_text(runner: Runner) -> bool:
     return 0 < stage < 4 or not stage and not all(map(runner.markers.is_done, (1, 2, 3)))
 
 
-async def run_seeds(runner: Runner) -> int:
-    """Train each seed; a failed seed does not stop the others, but invalid input and signals stop the run."""
-    plan, options, good, failed = runner.plan, runner.plan.options, [], []
-    for seed in plan.seed_list:
-        print(f"seed {seed}", flush=True)
-        try:
-            await _run_seed(Runner(plan.of_seed(seed), runner.engine))
-            good.append(seed)
-        except StageFailed as end:
-            if end.status != 1:
-                raise
-            print(end, file=sys.stderr, flush=True)
-            failed.append(seed)
-    if options.stop_stage == 7 and not options.dry_run:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(plan.path("RESULT.json"))
-        seeds.summarise(plan.exp, good, failed)
-    return 1 if failed else 0
-
-
-async def _run_seed(runner: Runner) -> None:
-    plan, options = runner.plan, runner.plan.options
-    first = max(options.stage, 4)
-    if not runner.dry:
-        seeds.link_text(plan.home, plan.exp)
-        if options.stage:
-            runner.markers.forget(first)
-    await runner.run_stages(STAGES, first, options.stop_stage)
-    if options.stop_stage == 7 and not runner.dry:
-        found = report_result(runner)
-        perplexities = f"  valid ppl   {found.get('valid_ppl', '-')} (best {found.get('best_valid_ppl', '-')})"
-        said = f"BLEU = {found['bleu']:.2f}" if "bleu" in found else perplexities
-        print(f"seed {options.seed}: {said}", flush=True)
-
-
-async def join_training(runner: Runner) -> int:
+async def join_training(runner: Runner) -> None:
     """Run the part of any machine except the first: train with it."""
     plan, options = runner.plan, runner.plan.options
     rank, first = plan.place.rank, f"{plan.place.host}:{plan.place.port}"
     if not options.stage <= 4 <= options.stop_stage:
         print("only the first machine runs these stages: nothing to do here")
-        return 0
-    if runner.dry:
+    elif runner.dry:
         await start_training(runner)
-        return 0
-    runner.engine.take_lock(plan.path("logs"), f"node{rank}.lock")
-    if not options.stage:
-        print("stage 0 set-up", flush=True)
-        await runner.attempt(0, lambda each: set_up(each, f"logs/node{rank}.env.txt"), f"0-set-up.node{rank}.log")
-        if runner.markers.is_done(4):
-            print("stage 4 train: already done", flush=True)
-            return 0
-    print(f"stage 4 train, when machine 0 ({first}) has prepared the data", flush=True)
-    watch = Watch(Display(every=600))
-    await runner.attempt(4, lambda each: start_training(each, watch), f"4-train.node{rank}.log")
-    print("  done; machine 0 runs the remaining stages", flush=True)
-    return 0
+    else:
+        runner.engine.take_lock(plan.path("logs"), f"node{rank}.lock")
+        if not options.stage:
+            print("stage 0 set-up", flush=True)
+            await runner.attempt(0, lambda each: set_up(each, f"logs/node{rank}.env.txt"), f"0-set-up.node{rank}.log")
+            if runner.markers.is_done(4):
+                print("stage 4 train: already done", flush=True)
+                return
+        print(f"stage 4 train, when machine 0 ({first}) has prepared the data", flush=True)
+        watch = Watch(Display(every=600))
+        await runner.attempt(4, lambda each: start_training(each, watch), f"4-train.node{rank}.log")
+        print("  done; machine 0 runs the remaining stages", flush=True)

@@ -196,7 +196,7 @@ class Plan:
     def _resolve_devices(self) -> None:
         options = self.options
         if options.ngpu == "auto":
-            options.ngpu = count_gpus()
+            options.ngpu = count_gpus() // options.jobs or min(1, count_gpus())
         if options.ngpu and options.cpu_processes != 1:
             raise UsageError("--cpu-processes requires --ngpu 0, since each GPU has one process: omit it, or add that")
         self.processes = options.ngpu or options.cpu_processes

@@ -60,6 +60,11 @@ class Recipe(Options):
     precision: str = option("fp32", PRECISIONS, "fp32, fp16, bf16 or amp")
     seed: int = option(1, WHOLE, "random seed")
     seeds: str = option("", TEXT, "train several seeds: a number such as 3 (seeds 1, 2 and 3), or a list such as 4,7")
+    jobs: int = option(1, COUNT, "number of simultaneous training runs; with --launcher slurm, all by default")
+    launcher: str = option("local", one_of("local", "slurm"), "local: train on this machine; slurm: submit each "
+                           "training run as a job")  # fmt: skip
+    slurm: str = option("", TEXT, "options of sbatch for each job, such as 'partition=gpu account=lab'")
+    slurm_hours: str = option("24", NUMBER, "time limit of a job in hours; an unfinished run is requeued")
     embeddings: str = option("all", one_of("all", "target"),
                              "shared embeddings: source, target and output, or target and output")  # fmt: skip
     bpe: str = option("joint", one_of("joint", "per-side", "sentencepiece"),

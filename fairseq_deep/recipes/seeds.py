@@ -17,11 +17,13 @@ from fairseq_deep.runtime.records import RESULT
 from fairseq_deep.tools.results import spread
 from fairseq_deep.tools.tables import format_table
 
+from .options import flag_of
 from .record import print_next, read_json, write_json
 from .stages import read_marker
 
 if TYPE_CHECKING:
     from .plan import Plan
+    from .recipe import Recipe
 
 # name in RESULT.json, column header, format
 FIGURES = (
@@ -98,15 +100,29 @@ def resolve(plan: Plan) -> list[int]:
     """Return the seeds of a plan; empty for a single run."""
     options = plan.options
     if not options.seeds:
+        for name in ("jobs", "launcher"):
+            if name in options.given and options.task != "compare":
+                raise UsageError(f"{flag_of(name)} requires several training runs: add --seeds, or omit it")
         if options.stop_stage >= 4 and holds_seeds(plan.exp):
             raise UsageError(f"{plan.exp} has several seeds: give --seeds, or another --exp")
         return []
     if "seed" in options.given:
         raise UsageError("--seed and --seeds exclude each other: give one")
+    check_launcher(options)
     found = parse(options.seeds)
     if os.path.exists(plan.path("checkpoints")):
         raise UsageError(f"{plan.exp} has a run of one seed: use another --exp")
     return found
+
+
+def check_launcher(options: Recipe) -> None:
+    """Reject options of the queue of training runs that have no effect or are missing."""
+    for name in ("slurm", "slurm_hours"):
+        if name in options.given and options.launcher != "slurm":
+            flag = flag_of(name)
+            raise UsageError(f"{flag} has no effect without --launcher slurm: add that, or omit {flag}")
+    if options.launcher == "slurm" and "ngpu" not in options.given:
+        raise UsageError("--launcher slurm requires --ngpu, the number of GPUs of each job: give it, or 0 for the CPU")
 
 
 def holds_seeds(folder: str) -> bool:

@@ -19,6 +19,8 @@ from .record import commit, training_facts
 
 LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d [\d:]{8} \| (?:INFO \| [\w.]+ \| )?")
 WIDTH = 90
+TRAIN = "train"
+"""The name of training in displays."""
 UNITS = ("epochs", "updates", "minutes")
 JSON_LINE = re.compile(r"\| INFO \| (train_inner|train|valid)\b\S* \| (\{.*\})\s*$")
 
@@ -80,7 +82,7 @@ class Train(Watch):
     """
 
     def __init__(self, exp: str, limits: Sequence[float], display: Display | None = None):
-        super().__init__(display, "train")
+        super().__init__(display, TRAIN)
         epochs, updates, hours = limits
         self.limits, self.earlier = (epochs, updates, 60 * hours), 3600 * training_facts(exp).get("train_hours", 0.0)
         self.jsonl = open(os.path.join(exp, "train.jsonl"), "a+", encoding="utf-8", errors="replace")

@@ -34,11 +34,11 @@ class Runner(runner.Runner):
             await asyncio.sleep(0.6)
 trainings.Runner, trainings.report_result = Runner, lambda runner: {"valid_ppl": 5.0}
 os.makedirs(sys.argv[1] + "/shared", exist_ok=True)
-runs = []
+runs, plan = [], lambda folder: Facts(exp=folder, options=Facts(stage=0, stop_stage=7))
 for label in ("one", "two"):
     folder = sys.argv[1] + "/" + label
     os.makedirs(folder, exist_ok=True)
-    runs.append(Run(Facts(label=label, ours=False), 1, Facts(exp=folder, train_value=lambda *_: "4")))
+    runs.append(Run(Facts(label=label, ours=False), 1, plan(folder)))
 with engine.Engine() as running:
     args = Facts(exp=sys.argv[1], jobs=2, ngpu=0, devices=0)
     asyncio.run(trainings.Trainings(running, runs, args).work())
@@ -130,7 +130,7 @@ def test_several_trainings_have_a_bar_each_and_one_for_all(tmp_path):
     assert status == 0, said
     for name in ("one seed 1", "two seed 1"):
         assert f"{name}: started\r\n" in said and f"{name}: done in " in said
-        assert re.search(rf"{name} .*2/4 updates", said)
-    assert re.match(" +all +━+ +8/8 updates", last_line(said)), last_line(said)
+        assert re.search(rf"{name} .*50/100 % +2 of 4 updates", said)
+    assert re.match(" +all +━+ +2/2 runs", last_line(said)), last_line(said)
     done = subprocess.run([str(word) for word in program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and ESCAPE not in done.stdout and len(done.stdout.splitlines()) == 4, done

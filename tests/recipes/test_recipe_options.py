@@ -211,7 +211,7 @@ def test_a_script_runs_in_any_directory_and_names_a_missing_python(tmp_path):
     folder.mkdir()
     programs.mkdir()
     (tmp_path / "examples").mkdir()
-    given = {"capture_output": True, "text": True, "cwd": folder, "timeout": 60}
+    given = {"capture_output": True, "text": True, "cwd": folder, "timeout": 300}
     words = [MAIN, "--dry-run", "--ngpu", "8", "--exp", "my exp"]
     done = subprocess.run(words, env={**os.environ, "CDPATH": f"{tmp_path}:."}, **given)
     train = command(done.stdout.splitlines(), "fairseq-train")

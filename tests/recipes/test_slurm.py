@@ -34,6 +34,10 @@ def environment(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+SEEDS = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --workers 1 --ngpu 0 --max-tokens 300 --smoke"
+NARROW = "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 1 --num-workers 0"
+
+
 def words(corpus, exp, *more, updates=60, slurm=True):
     launcher = ["--launcher", "slurm"] if slurm else []
     fixed = ["--data", corpus, "--exp", exp, "--ngpu", "0", "--workers", "1", "--width", "16", "--updates", updates,
@@ -90,6 +94,21 @@ def test_an_array_ends_in_the_table_of_this_machine_also_after_scancel(corpus, t
 
 
 @real
+def test_the_seeds_of_a_recipe_are_an_array(corpus, tmp_path):
+    """With the scores of the same seeds on this machine."""
+    found = []
+    for exp, more in (("exp", ["--launcher", "slurm"]), ("alone", ["--jobs", "2"])):
+        given = ["--data", corpus, "--exp", tmp_path / exp, *SEEDS.split(), "--disk-gb", "1", "--seeds", "2", *more]
+        command = [str(word) for word in (MAIN, *given, "--", *NARROW.split(), *TINY.split())]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr + done.stdout
+        assert done.stdout.count(": submitted as job ") == (2 if exp == "exp" else 0)
+        result = json.loads((tmp_path / exp / "RESULT.json").read_text())
+        found.append([result["runs"][seed]["valid_ppl"] for seed in "12"])
+    assert found[0] == found[1]
+
+
+@real
 def test_a_run_resumes_after_its_time_limit(corpus, tmp_path, monkeypatch, capsys):
     """Of one minute; the loss is that of a run without a limit."""
     monkeypatch.setattr(cluster, "SIGNAL_SECONDS", 20)
@@ -114,7 +133,7 @@ def test_what_slurm_rejects_is_one_line_and_nothing_is_prepared(corpus, tmp_path
 def test_a_directory_that_the_nodes_do_not_have_is_one_line(monkeypatch, tmp_path):
     args = SimpleNamespace(exp=str(tmp_path), jobs=1, ngpu=0, given=(), slurm="", slurm_hours="24")
     monkeypatch.setattr(cluster, "FRESH", 0)
-    plan = SimpleNamespace(exp=str(tmp_path / "a"), train_value=lambda *_: "4")
+    plan = SimpleNamespace(exp=str(tmp_path / "a"), keys=["key"] * 8, options=SimpleNamespace(stop_stage=7))
     run = cluster.Run(SimpleNamespace(label="a"), 1, plan)
     (tmp_path / "a").mkdir()
     found = cluster.Cluster([run], args)
@@ -151,6 +170,11 @@ REFUSED = {
     "--slurm-hours 3": "--slurm-hours has no effect without --launcher slurm",
     "--launcher pbs": "--launcher must be local, slurm, not 'pbs'",
 }
+RECIPE = {
+    "--launcher slurm": "--launcher requires several training runs: add --seeds, or omit it",
+    "--jobs 2": "--jobs requires several training runs: add --seeds, or omit it",
+    "--seeds 2 --slurm qos=a": "--slurm has no effect without --launcher slurm",
+}
 
 
 def programs(folder):
@@ -167,6 +191,12 @@ def test_options_that_contradict_are_refused(corpus, tmp_path, monkeypatch, give
     own = ["--data", corpus, "--exp", tmp_path / "exp", "--ngpu", "0", *shlex.split(given), "lstm_6l"]
     assert_refused(checked(ROOT / "examples/compare/run.sh", *own), REFUSED[given], status=2)
     assert not (tmp_path / "exp").exists()
+
+
+@pytest.mark.parametrize("given", RECIPE)
+def test_a_recipe_has_a_queue_only_for_several_seeds(corpus, tmp_path, given):
+    own = ["--data", corpus, "--conf", "mini", "--exp", tmp_path / "exp", *shlex.split(given)]
+    assert_refused(checked(MAIN, *own), RECIPE[given], status=2)
 
 
 def test_a_machine_without_slurm_is_refused(corpus, tmp_path, monkeypatch):

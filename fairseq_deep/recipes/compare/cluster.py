@@ -123,6 +123,13 @@ def _parameters(args: Any) -> dict[str, Any]:
             **options_of(args.slurm)}  # fmt: skip
 
 
+def train(engine: Engine, runs: list[Run], args: Any) -> list[str]:
+    """Train the unfinished *runs* with the launcher of *args*, and return the names of failed runs."""
+    if args.launcher == "slurm":
+        return Cluster(runs, args).work()
+    return asyncio.run(Trainings(engine, runs, args).work())
+
+
 class Cluster:
     """Submits training runs and follows them to their end.
 

@@ -23,7 +23,7 @@ from fairseq_deep.tools.output_files import write_text
 from . import cluster, depth, results, table, tune
 from .options import Compare, check_options, conditions, load_size, resolve, resolve_schedule
 from .systems import System, check, check_unchanged, read_systems
-from .trainings import Run, Trainings
+from .trainings import Run
 
 FAILED = 3  # exit status if some training runs failed; 1 is the status of unexpected errors
 SEARCH_FAILED = 4  # exit status if runs of the search for learning rates failed; there is no table
@@ -203,9 +203,7 @@ def work(args: Compare) -> None:
         def train(runs: list[Run]) -> list[str]:
             for run in runs:
                 run.system.record(os.path.dirname(run.folder))
-            if args.launcher == "slurm":
-                return cluster.Cluster(runs, args).work()
-            return asyncio.run(Trainings(engine, runs, args).work())
+            return cluster.train(engine, runs, args)
 
         if search:
             search.work = train

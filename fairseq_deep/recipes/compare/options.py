@@ -14,7 +14,6 @@ from fairseq_deep.recipes.changes import LENGTHS, scaled
 from fairseq_deep.recipes.options import (
     AUTO,
     AUTO_COUNT,
-    COUNT,
     FILE,
     FOLDER,
     NUMBER,
@@ -71,11 +70,6 @@ class Compare(Recipe):
     tune: str = option("none", one_of("none", "lr"), "lr: search the learning rate of each system first")
     tune_updates: int | str = option("auto", AUTO_COUNT, "updates of the search; auto: as --updates")
     tune_seed: int = option(1000, WHOLE, "seed of the search; the final runs must not use it")
-    jobs: int = option(1, COUNT, "number of simultaneous training runs; with --launcher slurm, all by default")
-    launcher: str = option("local", one_of("local", "slurm"), "local: train on this machine; slurm: submit each "
-                           "training run as a job")  # fmt: skip
-    slurm: str = option("", TEXT, "options of sbatch for each job, such as 'partition=gpu account=lab'")
-    slurm_hours: str = option("24", NUMBER, "time limit of a job in hours; an unfinished run is requeued")
     tables: str = option(
         "", FOLDER, "directory for table and picture; none: the experiment's, and the table is printed"
     )
@@ -139,12 +133,7 @@ def check_options(options: Compare) -> None:
     for name in ("tune_updates", "tune_seed"):
         if name in options.given and options.tune == "none":
             raise UsageError(f"{flag_of(name)} has no effect without --tune lr: add that, or omit {flag_of(name)}")
-    for name in ("slurm", "slurm_hours"):
-        if name in options.given and options.launcher != "slurm":
-            flag = flag_of(name)
-            raise UsageError(f"{flag} has no effect without --launcher slurm: add that, or omit {flag}")
-    if options.launcher == "slurm" and "ngpu" not in options.given:
-        raise UsageError("--launcher slurm requires --ngpu, the number of GPUs of each job: give it, or 0 for the CPU")
+    seeds.check_launcher(options)
     if not (options.data or options.data_tar or options.demo):
         langs = f"{options.source_lang},{options.target_lang}"
         raise UsageError(f"--data is missing: give a directory with {{train,valid,test}}.{{{langs}}}, plain or .gz (or "

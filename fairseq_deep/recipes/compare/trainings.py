@@ -19,6 +19,7 @@ from fairseq_deep.recipes.runner import Runner, StageFailed, of_system, report_r
 from fairseq_deep.recipes.seeds import link_text
 from fairseq_deep.recipes.stages import Markers
 from fairseq_deep.recipes.steps import STAGES
+from fairseq_deep.recipes.watch import TRAIN
 from fairseq_deep.tools.output_files import write_text
 
 from .systems import System
@@ -29,18 +30,21 @@ EVERY = 30  # interval of progress lines, in seconds
 class Run:
     """One system with one seed, in its own directory.
 
+    Args:
+        system: the system; None: a recipe with this seed
+        shared: directory of the text; empty: that of the comparison
+
     Attributes:
-        limit: total number of updates
-        updates: number of finished updates, while it is trained
+        share, said: finished share of its training, while it is trained, and its description
     """
 
-    def __init__(self, system: System, seed: int, plan: Plan):
-        self.system, self.seed, self.plan, self.folder = system, seed, plan, plan.exp
-        self.limit, self.updates = int(plan.train_value("--max-update", "0")), 0
+    def __init__(self, system: System | None, seed: int, plan: Plan, shared: str = ""):
+        self.system, self.seed, self.plan, self.folder, self.shared = system, seed, plan, plan.exp, shared
+        self.share, self.said = 0.0, "has begun"
 
     @property
     def name(self) -> str:
-        return f"{self.system.label} seed {self.seed}"
+        return f"{self.system.label} seed {self.seed}" if self.system else f"seed {self.seed}"
 
     @property
     def failure(self) -> str:
@@ -61,7 +65,8 @@ class Run:
 
     def is_done(self) -> bool:
         """Return whether the run is finished with these settings."""
-        return os.path.exists(os.path.join(self.folder, "RESULT.json")) and Markers(self.plan).is_done(7)
+        last, result = self.plan.options.stop_stage, os.path.join(self.folder, "RESULT.json")
+        return Markers(self.plan).is_done(last) and (last < 7 or os.path.exists(result))
 
     def prune(self) -> None:
         """Delete checkpoints that are not required to average or to resume with more updates."""
@@ -73,7 +78,7 @@ class Run:
 
 
 class Progress(Display):
-    """Display of one run: its lines go to the stream *log*, and the run stores its number of updates."""
+    """Display of one run: its lines go to the stream *log*, and the run stores its progress."""
 
     def __init__(self, run: Run, log: IO[str]):
         super().__init__(bars=False)
@@ -81,9 +86,9 @@ class Progress(Display):
 
     def show(self, name: str, done: float = 0, total: float | None = None, unit: str = "", note: str = "",
              left: float | None = None, line: str = "") -> None:  # fmt: skip
-        """Store the number of updates, and write a line if one is due."""
-        if unit == "updates":
-            self.run.updates = int(done)
+        """Store the progress of training, and write a line if one is due."""
+        if name == TRAIN and total:
+            self.run.share, self.run.said = done / total, f"{done:,.9g} of {total:,.9g} {unit}"
         with contextlib.redirect_stdout(self.log):
             super().show(name, done, total, unit, note, left, line)
 
@@ -149,20 +154,22 @@ class Trainings:
 
     async def _train(self, run: Run, environment: dict[str, str]) -> None:
         """Train, translate, score and diagnose one run."""
-        link_text(self.shared, run.folder)
+        link_text(run.shared or self.shared, run.folder)
         run.forget_failure()
         resumes = os.path.exists(os.path.join(run.folder, "checkpoints", "checkpoint_last.pt"))
         self.display.print(f"{run.name}: started{' (resumed)' * resumes}")
-        begun = time.time()
+        begun, first, last = time.time(), max(run.plan.options.stage, 4), run.plan.options.stop_stage
         with open(os.path.join(run.folder, "recipe.log"), "a", encoding="utf-8") as log:
             runner = Runner(run.plan, self.engine, log, lambda: Progress(run, log), environment)
-            await runner.run_stages(STAGES, 4, 7)
-            if run.system.ours:
+            await runner.run_stages(STAGES, first, last)
+            if run.system and run.system.ours:
                 await runner.attempt(7, partial(self._diagnose, run), "diagnose.log")
-            run.prune()
-            result = report_result(runner)
-        found = f"BLEU {result['bleu']:.2f}" if "bleu" in result else f"valid ppl {result['valid_ppl']:.2f}"
-        self.display.print(f"{run.name}: done in {clock(time.time() - begun)}, {found}; {self._left()}")
+            if run.system:
+                run.prune()
+            result = report_result(runner) if last == 7 else {}
+        scores = {"bleu": "BLEU", "valid_ppl": "valid ppl"}
+        found = "".join([f", {words} {result[name]:.2f}" for name, words in scores.items() if name in result][:1])
+        self.display.print(f"{run.name}: done in {clock(time.time() - begun)}{found}; {self._left()}")
 
     def _fail(self, run: Run, problem: str) -> None:
         self.failed.append(run)
@@ -185,14 +192,13 @@ class Trainings:
             self.display.print(f"{run.name}: diagnose failed, and its columns stay empty: see {runner.log}")
 
     def _show(self) -> None:
-        """Show the updates of all runs together and, on a terminal, of each."""
-        words = [f"{run.name} {run.updates:,} of {run.limit:,} updates" for run in self.running]
-        left = sum(run.limit for run in self._todo()) - sum(run.updates for run in self.running)
-        total = sum(run.limit for run in self.runs)
-        self.display.show("all", total - left, total, "updates", "; ".join([self._left(), *words]))
+        """Show the progress of all runs together and, on a terminal, of each."""
+        words, total = [f"{run.name} {run.said}" for run in self.running], len(self.runs)
+        done = total - len(self._todo()) + sum(run.share for run in self.running)
+        self.display.show("all", round(done, 2), total, "runs", "; ".join([self._left(), *words]))
         if self.display.bars is not None:
             for run in self.running:
-                self.display.show(run.name, run.updates, run.limit, "updates")
+                self.display.show(run.name, round(100 * run.share), 100, "%", run.said)
 
     def _todo(self) -> list[Run]:
         return [run for run in self.runs if not run.is_done() and run not in self.failed]
