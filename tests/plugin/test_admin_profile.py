@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq import utils
 
-from tests.helpers.commands import EXACT, PACKAGE, hypotheses, load_trained, losses, run, saved, train_command
+from tests.helpers.commands import EXACT, load_trained, losses, run, saved, train_command
 from tests.helpers.models import POSTNORM as POST
 
 PROFILE = ("--deep-init", "admin", "--admin-start", "profile")
@@ -87,17 +87,6 @@ def test_the_first_update_profiles_and_later_ones_only_learn(trained):
     check_profile(trained, 1)
     first, third = (saved_omegas(trained, f"checkpoint_1_{update}.pt") for update in (1, 3))
     assert 0 < (first - third).abs().max() < 2 * RATE
-
-
-def test_a_loaded_model_keeps_its_profile(data, trained):
-    """When it generates, and even when it is trained."""
-    path = trained / "checkpoint_last.pt"
-    flags = ["--user-dir", PACKAGE, "--beam", "2", "--cpu", "--max-len-b", "10", "--path", path]
-    assert len(hypotheses(run("fairseq-generate", data, *flags))) == 30
-    [model], _, _ = load_trained(path)
-    _, samples = fresh(path)
-    model.train()(**samples[1]["net_input"])
-    assert torch.equal(omegas(model.state_dict()), saved_omegas(trained))
 
 
 @pytest.mark.parametrize("backend", ["legacy_ddp", "pytorch_ddp"])

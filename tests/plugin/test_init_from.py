@@ -3,17 +3,15 @@
 Errors are in ``tests/errors/test_init_from.py``.
 """
 
-import argparse
 import logging
 import re
 import shutil
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.plugin.models.init_from import repeated_layers, take_path
+from fairseq_deep.plugin.models.init_from import repeated_layers
 from tests.helpers.commands import PACKAGE, entries, hypotheses, losses, run, saved, train_command
 from tests.helpers.flags import parse
 from tests.helpers.models import make_batch, save_trained
@@ -162,15 +160,6 @@ def test_the_file_is_required_only_at_the_first_start(tmp_path):
     more = ["--init-from-order", "interleave", "--stack-restart-updates", "4"]
     flags = parsed("--init-from", tmp_path / "old.pt", "--save-dir", save, *more)
     assert (flags.init_from, flags.init_from_order, flags.stack_restart_updates) == (None, None, None)
-
-
-@pytest.mark.parametrize("config", [False, True], ids=["namespace", "hydra"])
-def test_the_path_is_taken_out_of_the_flags(config):
-    flags = {"arch": "transformer_prenorm_6l", "init_from": "old.pt"}
-    flags = OmegaConf.create(flags) if config else argparse.Namespace(**flags)
-    if config:
-        OmegaConf.set_struct(flags, True)
-    assert take_path(flags) == "old.pt" and flags.init_from is None and take_path(flags) is None
 
 
 SHALLOW = ["--encoder-layers", "2", "--decoder-layers", "1", "--encoder-normalize-before", "--decoder-normalize-before"]

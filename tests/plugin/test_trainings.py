@@ -124,16 +124,6 @@ def test_half_precision_trains_like_fp32(arch, updates, flags, data, tmp_path):
         assert found == pytest.approx(exact, abs=0.05)
 
 
-@pytest.mark.parametrize("arch, flags, more", [
-    (DLCL, ["--dropout", "0.1"], ["--checkpoint-activations"]),
-    ("transformer", ["--encoder-layers", "2", "--decoder-layers", "2"], FUSED_LOSS),
-], ids=["recomputed", "fused criterion of fairseq's model"])  # fmt: skip
-def test_options_that_change_no_loss(arch, flags, more, small, tmp_path):
-    flags = ["--max-update", "4", "--no-save", *flags]
-    plain, changed = (losses(run(*train_command(small, tmp_path, *flags, *each, arch=arch))) for each in ([], more))
-    assert len(plain) == 4 and changed == pytest.approx(plain, abs=2e-3)
-
-
 def test_validation_of_a_run_with_rdrop_has_the_ordinary_loss(small, tmp_path):
     """While it trains, and of fairseq-validate with its checkpoint."""
     done = run(*train_command(small, tmp_path, *RDROP, "--max-update", "2", "--dropout", "0.2"))

@@ -35,8 +35,8 @@ def average_attention(x, mask, gate, ffn=None):
     return gates[..., :width] * x + gates[..., width:] * g
 
 
-def merged(x, memory, projections, num_heads, visible, mask):
-    """MATT(x), Eq. (17): heads of the memory and M_a (x W_v + b_v), together through W_o.
+def merged(x, memory, projections, num_heads, visible, mask, norm=lambda x: x):
+    """MATT(x), Eq. (17): heads of the memory and M_a (x W_v + b_v), together through W_o, after Sub-LN's *norm*.
 
     projections, visible: see :func:`naive_attention.attention`.
     """
@@ -44,5 +44,5 @@ def merged(x, memory, projections, num_heads, visible, mask):
     o, _ = attention(x, memory, heads, num_heads, visible)
     (w_v, b_v), (w_o, b_o) = projections["v"], projections["out"]
     values = x @ w_v.T if b_v is None else x @ w_v.T + b_v
-    output = (o + mean(values, mask)) @ w_o.T
+    output = norm(o + mean(values, mask)) @ w_o.T
     return output if b_o is None else output + b_o

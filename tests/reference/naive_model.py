@@ -78,26 +78,27 @@ def attentions(own, cross, number, context):
     kind, memory = context.kind, None if context.memories is None else context.memories[number - 1]
     if memory is None:
         return [attend(own, None, context.seen, context)]
-    if cross is None:
-        return [attend(own, None, context.earlier, context, True)]
     if kind == "merged":
         to_memory = (projections(cross), cross.num_heads, context.seen)
-        return [lambda x: naive_average.merged(x, memory, *to_memory, context.means)]
-    second = attend(cross, memory, context.seen, context)
-    if own is None:
-        return [second]
-    if "average" in kind:
+        return [lambda x: naive_average.merged(x, memory, *to_memory, context.means, norm(cross.output_norm))]
+    parts = [] if own is None else [to_target(own, context)]
+    parts += [] if cross is None else [attend(cross, memory, context.seen, context)]
+    if kind.startswith("merged"):  # rows 6 and 7 of Table 3 of the paper on merged attention: the sum of both
+        return [lambda x: sum(part(x) for part in parts)]
+    return parts
+
+
+def to_target(own, context):
+    """F of a decoder's attention to its own positions, or of what takes its place."""
+    if "average" in context.kind:
         linears = [linear for linear in (own.fc1, own.fc2) if linear is not None]
         ffn = [part for linear in linears for part in (linear.weight, linear.bias)]
         gate = (own.gate.weight, own.gate.bias)
-        first = lambda x: naive_average.average_attention(x, context.means, gate, ffn or None)  # noqa: E731
-    elif kind == "ssru":
+        return lambda x: naive_average.average_attention(x, context.means, gate, ffn or None)
+    if context.kind == "ssru":
         words, gate = context.means.diagonal(dim1=1, dim2=2) > 0, (own.gate.weight, own.gate.bias)
-        first = lambda x: naive_ssru.ssru(x, words, gate, own.input_proj.weight)  # noqa: E731
-    else:
-        first = attend(own, None, context.earlier, context, True)
-    # rows 6 and 7 of Table 3 of the paper on merged attention: the sum of both
-    return [lambda x: first(x) + second(x)] if kind.startswith("merged") else [first, second]
+        return lambda x: naive_ssru.ssru(x, words, gate, own.input_proj.weight)
+    return attend(own, None, context.earlier, context, True)
 
 
 def feed_forward(layer, stack):
@@ -151,8 +152,8 @@ def equation(residual, stack, number, index, last):
         "completep": lambda: naive.completep(stack.layers, options.get("base", 1.0), options.get("alpha", 1.0)),
         "layernorm-scaling": lambda: naive.plain,
         "mix-ln": lambda: naive.plain,
-        "prores": lambda: naive.prores(UPDATE, options["period"], number, factor),
-        "branchnorm": lambda: naive.branchnorm(UPDATE, options["updates"]),
+        "prores": lambda: naive.prores(UPDATE, options.get("period", 1000), number, factor),
+        "branchnorm": lambda: naive.branchnorm(UPDATE, options.get("updates", 4000)),
     }[name]()
 
 
