@@ -125,7 +125,8 @@ def _score_systems(args: argparse.Namespace, texts: list[Texts], measure: str, l
         systems = [(name, list(map(split_compounds, side))) for name, side in systems]
     resamples = args.resamples or significance.RESAMPLES
     found = significance.paired_bootstrap(systems, references, _metrics(measure, args.lowercase, lang), resamples)
-    records = significance.describe_all(names, found)
+    measures = {key: each.systems for key, each in found.items()}
+    records = [{"hypotheses": name, **dict(zip(measures, each))} for name, each in zip(names, zip(*measures.values()))]
     for name, record in zip(names, records):
         text_checks.check_score(name, record["BLEU"]["score"])
     signatures = {name: measured.signature for name, measured in found.items()}
@@ -137,7 +138,7 @@ def _score_systems(args: argparse.Namespace, texts: list[Texts], measure: str, l
     rows = [("measure", result["label"]), ("sentences", f"{result['sentences']:,}")]
     print(format_table([*rows, *((f"{name}", signature) for name, signature in signatures.items())]))
     print(f"\np: paired bootstrap against the first system, {resamples:,} resamples, seed {significance.SEED}")
-    print(significance.table_of_systems(records, list(found)) + "\n")
+    print(significance.table(measures, names) + "\n")
     print("BLEU = " + " ".join(f"{record['BLEU']['score']:.2f}" for record in records))
     return 0
 
@@ -200,8 +201,12 @@ def _compare(args: argparse.Namespace, texts: Texts, other: list[str], lang: str
     systems = [("other", other), ("ours", texts.hypotheses)]
     metrics = _metrics("sacrebleu", args.lowercase, lang)
     found = significance.paired_bootstrap(systems, texts.references, metrics, resamples)
-    records = {name: significance.describe(measured) for name, measured in found.items()}
-    return {"system": args.against, "resamples": resamples, "seed": significance.SEED, "measures": records}
+    measures = {}
+    for name, (signature, (theirs, ours)) in found.items():
+        measures[name] = {"other": theirs, "ours": ours, "difference": ours["score"] - theirs["score"],
+                          "p": ours.pop("p"), "signature": signature}  # fmt: skip
+        del theirs["p"]
+    return {"system": args.against, "resamples": resamples, "seed": significance.SEED, "measures": measures}
 
 
 def split_compounds(line: str) -> str:
@@ -301,5 +306,6 @@ def _report(result: dict[str, Any]) -> None:
     if "against" in result:
         found = result["against"]
         print(f"\npaired bootstrap, {found['resamples']:,} resamples, seed {found['seed']}:")
-        print(significance.table(found["measures"], result["hypotheses"], found["system"]) + "\n")
+        records = {name: (each["other"], each | each["ours"]) for name, each in found["measures"].items()}
+        print(significance.table(records, (found["system"], result["hypotheses"])) + "\n")
     print(f"BLEU = {result['bleu']:.2f}")

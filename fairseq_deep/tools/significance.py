@@ -21,12 +21,12 @@ class Measured(NamedTuple):
 
     Attributes:
         signature: signature, including the number of resamples and the seed
-        results: per system `score`, `mean` and `ci` (mean of the resamples, and half of the 95 % interval around it),
-            and `p_value`, except for the first system
+        systems: per system "score", "mean" and "ci" (mean of the resamples, and half of the 95 % interval around it),
+            and "p" (None for the first system)
     """
 
     signature: str
-    results: list[Any]
+    systems: list[dict[str, float | None]]
 
 
 def paired_bootstrap(
@@ -47,10 +47,13 @@ def paired_bootstrap(
         signatures, scores = PairedTest(systems, metrics, references, "bs", resamples)()
     measured = {}
     for name, (key, signature) in zip(metrics, signatures.items()):
-        for (_, lines), result in zip(systems[1:], scores[key][1:]):
-            if lines == systems[0][1] or result.score == scores[key][0].score:
-                result.p_value = 1.0  # sacreBLEU's formula gives a tiny p for equal scores
-        measured[name] = Measured(str(signature), scores[key])
+        found, first = [], scores[key][0]
+        for (_, lines), each in zip(systems, scores[key]):
+            # sacreBLEU's formula gives a tiny p for equal scores
+            equal = each is not first and (lines == systems[0][1] or each.score == first.score)
+            p = 1.0 if equal else each.p_value and float(each.p_value)
+            found.append({"score": float(each.score), "mean": float(each.mean), "ci": float(each.ci), "p": p})
+        measured[name] = Measured(str(signature), found)
     return measured
 
 
@@ -111,48 +114,12 @@ def read_other(path: str, references: list[list[str]], lang: str = "") -> list[s
     return hypotheses
 
 
-def describe(measured: Measured) -> dict[str, Any]:
-    """Convert the comparison of two systems, the other one and ours, to a record."""
-    other, ours = measured.results
-    keys = ("score", "mean", "ci")
-    return {
-        "other": {key: float(getattr(other, key)) for key in keys},
-        "ours": {key: float(getattr(ours, key)) for key in keys},
-        "difference": float(ours.score - other.score),
-        "p": float(ours.p_value),
-        "signature": measured.signature,
-    }
-
-
-def describe_all(names: Sequence[str], found: dict[str, Measured]) -> list[dict[str, Any]]:
-    """Convert a comparison of several systems to one record per system; `p` is against the first."""
-    records = []
-    for name, *results in zip(names, *(measured.results for measured in found.values())):
-        values = ({key: float(getattr(each, key)) for key in ("score", "mean", "ci")} for each in results)
-        ps = (None if each.p_value is None else float(each.p_value) for each in results)
-        records.append({"hypotheses": name} | {key: value | {"p": p} for key, value, p in zip(found, values, ps)})
-    return records
-
-
-def table_of_systems(records: list[dict[str, Any]], measures: Sequence[str]) -> str:
-    """Format records of `describe_all`, with one row per system."""
-    rows = [("system", *(head for measure in measures for head in (measure, "95 % interval", "p")))]
-    for record in records:
-        row = [record["hypotheses"]]
-        for found in map(record.get, measures):
-            p = "-" if found["p"] is None else f"{found['p']:.3f}"
-            row += [f"{found['score']:.2f}", f"{found['mean']:.2f} ± {found['ci']:.2f}", p]
-        rows.append(tuple(row))
-    return format_table(rows, right=range(1, len(rows[0])))
-
-
-def table(records: dict[str, dict[str, Any]], ours: str, other: str) -> str:
-    """Format records of `describe`, with two rows per measure: the other system, then ours."""
+def table(records: dict[str, Sequence[dict[str, Any]]], systems: Sequence[str]) -> str:
+    """Format the records of each measure, a row per system; difference and p are to the first."""
     rows = [("", "system", "score", "95 % interval", "difference", "p")]
-    for measure, record in records.items():
-        last = f"{record['difference']:+.2f}", f"{record['p']:.3f}"
-        for words in ((measure, other, "other", "", ""), ("", ours, "ours", *last)):
-            found = record[words[2]]
-            interval = f"{found['mean']:.2f} ± {found['ci']:.2f}"
-            rows.append((*words[:2], f"{found['score']:.2f}", interval, *words[3:]))
+    for measure, found in records.items():
+        for number, (system, each) in enumerate(zip(systems, found)):
+            tested = (f"{each['score'] - found[0]['score']:+.2f}", f"{each['p']:.3f}") if number else ("", "")
+            interval = f"{each['mean']:.2f} ± {each['ci']:.2f}"
+            rows.append((measure * (number == 0), system, f"{each['score']:.2f}", interval, *tested))
     return format_table(rows, right=(2, 3, 4, 5))

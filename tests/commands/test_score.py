@@ -209,8 +209,10 @@ def test_several_systems(measure, files, tmp_path, score):
     alone = [score("--sys", path, *words)[0][-1].removeprefix("BLEU = ") for path in systems]
     printed, record, _ = score("--sys", *systems[:2], "--sys", systems[2], *words, "--resamples", 50)
     assert printed[-1] == f"BLEU = {' '.join(alone)}" and alone[0] != alone[1] != alone[2]
-    rows = [line.split() for line in printed if line.startswith(str(tmp_path))]
+    start = next(number for number, line in enumerate(printed, 1) if "95 % interval" in line)
+    rows = [line.removeprefix("BLEU").split() for line in printed[start : start + 3]]
     assert [row[:2] for row in rows] == [list(pair) for pair in zip(systems, alone)]
+    assert float(rows[1][-2]) == pytest.approx(float(alone[1]) - float(alone[0]), abs=0.011)
     found = record["systems"]
     assert found[0]["BLEU"]["p"] is None and all(0 < each["BLEU"]["p"] <= 1 for each in found[1:])
     if not measure:

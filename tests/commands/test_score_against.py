@@ -77,14 +77,15 @@ def test_the_same_text_and_texts_of_one_score_are_no_difference(run_folder, comm
     # two wrong words instead of two others: no statistic of BLEU differs
     one, other = ([line.replace("girl", word) for line in REFERENCES] for word in ("quux", "quiz"))
     found = significance.paired_bootstrap([("a", one), ("b", other)], [REFERENCES], {"BLEU": sacrebleu.BLEU()}, 50)
-    first, second = found["BLEU"].results
-    assert one != other and first.score == second.score < 100 and second.p_value == 1.0
+    first, second = found["BLEU"].systems
+    assert one != other and first["score"] == second["score"] < 100 and second["p"] == 1.0
 
 
 def test_the_first_system_against_several():
     systems = [("bad", BAD), ("good", GOOD), ("bad again", BAD)]
     found = significance.paired_bootstrap(systems, [REFERENCES], {"BLEU": sacrebleu.BLEU()}, 100)["BLEU"]
-    assert [result.p_value for result in found.results][::2] == [None, 1.0] and found.results[1].p_value < 0.05
+    ps = [each["p"] for each in found.systems]
+    assert ps[::2] == [None, 1.0] and ps[1] < 0.05
 
 
 def test_several_sets_of_references(words, run_folder, tmp_path, command):
