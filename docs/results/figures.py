@@ -246,9 +246,6 @@ TABLES = {
         "the same, computation of 24 layers": "completep_6-updates7290", "CompleteP, 24 layers": "completep_24",
         "CompleteP, 6 layers of width 128": "completep_6-width128", "plain, 6 layers": "plain_6",
         "plain, 24 layers": "plain_24", "DLCL, 6 layers": "dlcl_6", "DLCL, 24 layers": "dlcl_24"}),
-    "large-updates-3-6": lambda: of_runs("large-updates-3-6", ["seeds", *SCORES[:-1]], {
-        f"{name}, {layers} layers": f"{key}_{layers}"
-        for name, key in (("plain", "pre"), ("DLCL", "dlcl"), ("CompleteP", "completep")) for layers in (3, 6)}),
     "completep-6-24": lambda: of_runs("completep-6-24", SCORES, {
         "6 layers": "completep_6", "24 layers": "completep_24"}),
     "control-task": lambda: of_runs("control-task", [*SCORES[:-1], "source gain"], {
