@@ -23,14 +23,16 @@ def choose(folder: str, flags: dict[str, str], count: int, generated: str | None
 
     Returns:
         ``sentences``, the total number, and ``samples``, a dictionary per chosen sentence with ``line`` (from 1),
-        ``source``, ``ours``, ``reference``, ``chrf`` (of the sentence, None without sacrebleu) and ``alignment`` (None,
+        ``source``, ``ours``, ``reference``, ``chrf`` (of the sentence) and ``alignment`` (None,
         or tokens of both sides with the set of linked pairs)
     """
+    from sacrebleu.metrics import CHRF
+
     languages = flags.get("source-lang"), flags.get("target-lang")
     found = from_output(generated) if generated else _from_recipe(folder, *languages)
     chosen = found if len(found) <= count else [found[index * len(found) // count] for index in range(count)]
     for sentence in chosen:
-        sentence["chrf"] = _chrf(sentence["ours"], sentence["reference"])
+        sentence["chrf"] = CHRF().sentence_score(sentence["ours"], [sentence["reference"]]).score
     return {"samples": chosen, "sentences": len(found)}
 
 
@@ -43,7 +45,8 @@ def _from_recipe(folder: str, source: str | None, target: str | None) -> list[di
     sides = [sources, read_lines(translations), read_lines(os.path.join(folder, f"test.ref.{target}"))]
     if len({*map(len, sides)}) != 1:
         raise UsageError(f"{folder}: test set and translations differ in length: run again with --stage 6")
-    alignments = _alignments(os.path.join(folder, "generate-test.txt"))
+    output = os.path.join(folder, "generate-test.txt")
+    alignments = _aligned(read_generated(output)) if os.path.isfile(output) else {}
     names = ("source", "ours", "reference")
     return [
         {"line": line, **dict(zip(names, texts)), "alignment": alignments.get(line)}
@@ -68,10 +71,6 @@ def from_output(path: str) -> list[dict[str, Any]]:
     ]
 
 
-def _alignments(path: str) -> dict[int, dict[str, Any]]:
-    return _aligned(read_generated(path)) if os.path.isfile(path) else {}
-
-
 def _aligned(sentences: Sentences) -> dict[int, dict[str, Any]]:
     """Return {line: tokens of both sides and their links (source, target)}.
 
@@ -89,11 +88,3 @@ def _aligned(sentences: Sentences) -> dict[int, dict[str, Any]]:
         if fits and max(len(source), len(target)) <= WIDEST:
             found[number + 1] = {"source": source, "target": target, "links": links}
     return found
-
-
-def _chrf(ours: str, reference: str) -> float | None:
-    try:
-        from sacrebleu.metrics import CHRF
-    except ImportError:
-        return None
-    return CHRF().sentence_score(ours, [reference]).score
