@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 from fairseq import optim
-from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 
@@ -24,7 +23,7 @@ from fairseq_deep.plugin.architectures import build_architecture
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.helpers.methods import METHODS, OPTIONS  # noqa: E402
-from tests.helpers.models import POSTNORM, PRENORM  # noqa: E402
+from tests.helpers.models import POSTNORM, PRENORM, make_batch, make_dictionary  # noqa: E402
 
 MODELS = {
     "plain pre-norm": (PRENORM, {}),
@@ -38,33 +37,14 @@ COMPILED = ("plain pre-norm", "layer_agg-dlcl", "layer_agg-lstm")
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
 
 
-def make_dictionary(words=200):
-    dictionary = Dictionary()
-    for index in range(words - len(dictionary)):
-        dictionary.add_symbol(str(index))
-    return dictionary
-
-
-def make_batch(dictionary, rows=6, longest=11):
-    """Source (padded on the left, as fairseq has it), target (padded on the right)."""
-    source = torch.randint(5, len(dictionary), (rows, longest))
-    target = torch.randint(5, len(dictionary), (rows, longest))
-    source[:, -1] = dictionary.eos()
-    target[:, 0] = dictionary.eos()
-    for row in range(1, rows):
-        source[row, : row + 1] = dictionary.pad()
-        target[row, longest - row :] = dictionary.pad()
-    return source, target
-
-
 def step(model, batch):
     """The output of a batch, and the gradient of each parameter, both in fp64.
 
     The output of padding is zeroed: no loss has it, and the decoder masks padding on the right only on a CPU.
     """
-    source, target = (part.to(next(model.parameters()).device) for part in batch)
+    source, lengths, target = (part.to(next(model.parameters()).device) for part in batch)
     model.zero_grad(set_to_none=True)
-    output = model(source, source.ne(1).sum(1), target)[0].masked_fill(target.eq(1).unsqueeze(-1), 0.0)
+    output = model(source, lengths, target)[0].masked_fill(target.eq(1).unsqueeze(-1), 0.0)
     output.float().sin().mean().backward() if output.dtype != torch.float64 else output.sin().mean().backward()
     gradients = {name: part.grad.detach().double().cpu() for name, part in model.named_parameters()}
     return output.detach().double().cpu(), gradients
@@ -83,9 +63,9 @@ def translations(model, batch, dictionary, compiles=False):
     model.prepare_for_inference_(OmegaConf.create({"generation": {"beam": 4, "print_alignment": None}}))
     if compiles:
         model.decoder.compile_steps(dynamic=True)
-    source = batch[0].to(next(model.parameters()).device)
+    source, lengths = (part.to(next(model.parameters()).device) for part in batch[:2])
     generator = SequenceGenerator([model], dictionary, beam_size=4, max_len_b=12)
-    found = generator.generate([model], {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(1)}})
+    found = generator.generate([model], {"net_input": {"src_tokens": source, "src_lengths": lengths}})
     return [[hypothesis["tokens"].tolist() for hypothesis in sentence] for sentence in found]
 
 
@@ -169,11 +149,11 @@ def main():
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"torch {torch.__version__}, {name}; against fp64 on the CPU\n")
     print(f"  {'what':<32}{'difference':>12}{'at most':>10}{'seconds':>9}")
-    dictionary, failures = make_dictionary(), 0
+    dictionary, failures = make_dictionary(200), 0
     for label in options.only:
         arch, flags = MODELS[label]
         model = build(arch, flags, dictionary, options).train()
-        batch = make_batch(dictionary)
+        batch = make_batch(dictionary, (11, 9, 8, 7, 6, 5), (11, 10, 9, 8, 7, 6))
         print(label)
         start = time.perf_counter()
         for what, found, limit in checks(model, batch, dictionary, options.device, label, label in options.compile):
