@@ -6,25 +6,10 @@ import torch
 from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
 from fairseq_deep.core.stack import Stack
 from tests.helpers.aggregators import make, read_path, run
-from tests.helpers.tensors import saved_bytes, shake, tensors_on_modules
+from tests.helpers.tensors import saved_bytes, shake
 
 T, B, C = 3, 2, 12
 PLAIN = [name for name in AGGREGATORS.names() if name not in ("lstm", "rnn", "msc")]
-
-
-@pytest.mark.parametrize("name", AGGREGATORS.names())
-def test_the_state_is_not_kept_on_the_module(name):
-    aggregator = make(name, 3, C)
-    before = {key: set(vars(module)) for key, module in aggregator.named_modules()}
-    state = aggregator.start(torch.randn(T, B, C))
-    for index in range(aggregator.num_layers):
-        given = list(state)
-        written = aggregator.write(state, index, aggregator.read(state, index) + 1)
-        assert len(state) == len(given) and all(a is b for a, b in zip(state, given)), "the old state stays as it was"
-        state = written
-    aggregator.finish(state)
-    assert {key: set(vars(module)) for key, module in aggregator.named_modules()} == before
-    assert not tensors_on_modules(aggregator)
 
 
 LIMITS = {"dlcl": (2.3, 0.2), "mudd": (1.6, 0.5), "residual-dual": (1.1, 0.01), "attention-residual": (1.4, 0.31)}

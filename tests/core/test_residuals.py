@@ -1,4 +1,4 @@
-"""Residual connections (--residual): equations in layers, plain limits, initial values, schedules, precision."""
+"""Residual connections: initial values, schedules, precision; equations are in ``test_whole_models.py``."""
 
 import io
 import logging
@@ -16,62 +16,10 @@ from fairseq_deep.core.residuals.sdu import Sdu
 from fairseq_deep.core.stack import Stack
 from tests.helpers.models import TINY
 from tests.helpers.residuals import B, C, T, describe, make, scores
-from tests.helpers.tensors import is_uniform, shake
+from tests.helpers.tensors import is_uniform
 from tests.reference import naive_residuals as naive
 
 SUBLAYERS = {"encoder": 2, "decoder": 3}
-
-
-# --- special cases ---
-
-
-@torch.no_grad()
-def set_half(index, bias):
-    """Matrix 0 and this *bias* for W_1 and b_1 (index 0) or W_2 and b_2 (1) of all gates."""
-
-    def change(model):
-        for linear in (linear for stack in (model.encoder, model.decoder) for layer in stack.layers
-                       for linear in layer.residual.linears):  # fmt: skip
-            linear.weight.data.chunk(2)[index].zero_()
-            linear.bias.data.chunk(2)[index].fill_(bias)
-
-    return change
-
-
-def open_fully(model):
-    for module in model.modules():
-        if isinstance(module, LayerScale):
-            module.weight.data.fill_(1.0)
-
-
-PLAIN = {
-    "SDU with W_2 = 0 and b_2 = 0": ("sdu", {}, set_half(1, 0.0)),
-    "tanh SDU with W_1 = 0 and b_1 = 0": ("sdu", {"sdu_activation": "tanh"}, set_half(0, 0.0)),
-    "highway with g = 0": ("highway", {}, set_half(0, -1e4)),
-    "gated attention with g = 0": ("highway", {"highway_form": "attention"}, set_half(0, -1e4)),
-    "LayerScale of 1": ("layerscale", {}, open_fully),
-    "BranchNorm from update T on": ("branchnorm", {}, lambda model: model.set_num_updates(3999)),
-    "ProRes from update T L on": ("prores", {"prores_period": 50}, lambda model: model.set_num_updates(99)),
-}
-
-
-@pytest.mark.parametrize("case", PLAIN)
-def test_the_limit_is_the_plain_model(case, build, batch):
-    name, flags, go_to_limit = PLAIN[case]
-    for norm in RESIDUALS.get(name).norms:
-        plain = shake(build(TINY[norm])).eval()
-        model = build(TINY[norm], residual=name, **flags).eval()
-        missing, unexpected = torch.nn.Module.load_state_dict(model, plain.state_dict(), strict=False)
-        assert all(".residual." in key for key in missing) and not unexpected
-        assert not torch.allclose(scores(model, batch), scores(plain, batch), rtol=0.01)
-        go_to_limit(model)
-        torch.testing.assert_close(scores(model, batch), scores(plain, batch), rtol=1e-4, atol=1e-4)
-
-
-def test_completep_at_its_base_is_plain_to_the_last_bit(build, batch):
-    plain, model = shake(build(TINY["pre"])), build(TINY["pre"], residual="completep", completep_base=2.0)
-    model.load_state_dict(plain.state_dict())
-    assert torch.equal(scores(model.eval(), batch), scores(plain.eval(), batch))
 
 
 # --- initial values and constants ---

@@ -30,29 +30,15 @@ def of_layers(model):
         yield [layer.self_attn for layer in stack.layers if getattr(layer, "self_attn", None) is not None]
 
 
-def weigh(model, first, own):
-    """Give all layers but the first these weights."""
-    for attention in (attention for attentions in of_layers(model) for attention in attentions[1:]):
-        attention.value_residual.weight.data.copy_(torch.tensor([first, own]))
-
-
 @pytest.mark.parametrize("kind", MODELS)
-def test_weights_start_as_the_mean_and_lead_to_the_plain_model_and_the_first_values(kind, make, batch):
-    plain, model = make(kind).eval(), make(kind, **VALUES).eval()
+def test_weights_start_as_the_mean_and_the_lowest_layer_has_none(kind, make):
+    """A model without them may be the start of one with them."""
+    plain, model = make(kind), make(kind, **VALUES)
     for lowest, *others in of_layers(model):
         assert len(others) == 2 and lowest.value_residual is None
         assert all(other.value_residual.weight.tolist() == [0.5, 0.5] for other in others)
     missing, unexpected = model.load_state_dict(plain.state_dict(), strict=False)
     assert len(missing) == 4 and not unexpected
-    assert not torch.equal(model(*batch)[0], plain(*batch)[0])
-    weigh(model, 0.0, 1.0)
-    assert torch.equal(model(*batch)[0], plain(*batch)[0])
-    weigh(model, 1.0, 0.0)
-    model.train()(*batch)[0].square().mean().backward()
-    for lowest, *others in of_layers(model):
-        assert lowest.v_proj.weight.grad.any()
-        assert not any(other.v_proj.weight.grad.any() for other in others)
-        assert all(other.value_residual.weight.grad.all() for other in others)
 
 
 @pytest.mark.parametrize("flags", [{}, {"checkpoint_activations": True}, {"offload_activations": True}], ids=str)
