@@ -2,12 +2,15 @@
 
 import gc
 import logging
+import os
 import random
 
-import pytest
-import torch
+os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when torch imports it
 
-from fairseq_deep.plugin.architectures import build_architecture
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from fairseq_deep.plugin.architectures import build_architecture  # noqa: E402
 
 pytest.register_assert_rewrite("tests.helpers")
 

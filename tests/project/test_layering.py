@@ -15,7 +15,7 @@ CORE = [
     ["fields"],
     ["stack", "keep_fp32", "compat", "user_cache"],
     ["registry", "dropout", "positions", "norms"],
-    ["native"],
+    ["native", "gpu"],
     ["aggregators", "attention", "residuals", "decoding"],
     ["memories", "inits", "search"],
     ["layers", "diagnostics", "alignment", "checkpoints", "folding"],
@@ -26,7 +26,7 @@ CORE = [
     ["transformer", "torch_export"],
 ]
 LEVELS = {part: level for level, parts in enumerate(CORE) for part in parts}
-TORCH_ONLY = {"torch", "numpy"}
+TORCH_ONLY = {"torch", "numpy", "triton"}
 RUNTIME = {*TORCH_ONLY, "filelock", "safetensors", "sacremoses", "jieba", "subword_nmt", "sentencepiece", "ctranslate2",
            "transformers"}
 ALLOWED = {

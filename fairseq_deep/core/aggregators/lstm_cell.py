@@ -21,6 +21,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_deep.core.compat import is_compiling
+from fairseq_deep.core.gpu import find_kernels
+
+EPS = 1e-5  # of torch's layer norm
 
 
 def norm_gates(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -33,16 +36,8 @@ def norm_gates(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     Returns:
         T x B x 3 x C
     """
-    if x.device.type != "cpu" and not is_compiling():
-        return _norm_groups(x, weight, bias)
     x = x.view(x.size(0), x.size(1), 3, weight.size(1))
     return torch.addcmul(bias, F.layer_norm(x, (weight.size(1),)), weight)
-
-
-def _norm_groups(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Apply the norm with each gate as a group: fewer passes over memory, but slow on a CPU."""
-    y = torch.group_norm(x.flatten(0, 1), 3, weight.view(-1), bias.view(-1))
-    return y.view(x.size(0), x.size(1), 3, weight.size(1))
 
 
 def _forward(z: Tensor, h: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,3 +79,34 @@ def lstm_cell(z: Tensor, h: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         return _Cell.apply(z, h, cell)
     out, cell, _ = _forward(z, h, cell)
     return out, cell
+
+
+class _FusedCell(torch.autograd.Function):
+    """Norms of the gates and the cell in one kernel; its backward pass computes them again."""
+
+    @staticmethod
+    def forward(ctx, kernels, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = tuple(each.contiguous() for each in inputs)
+        ctx.kernels = kernels
+        ctx.save_for_backward(*inputs)
+        return kernels.cell_forward(*inputs, EPS)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out: Tensor, d_cell: Tensor):
+        return None, *ctx.kernels.cell_backward(*ctx.saved_tensors, d_out.contiguous(), d_cell.contiguous(), EPS)
+
+
+def gated_cell(x: Tensor, weight: Tensor, bias: Tensor, h: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Out and Cell after one step.
+
+    Args:
+        x: inputs of the gates before their norms, T x B x 3C
+        weight, bias: of the norms, 3 x C
+        h: the hidden computation, T x B x C
+        cell: the cell of the previous step, T x B x C
+    """
+    kernels = find_kernels(x, weight, bias, h, cell)
+    if kernels is not None and h.size(-1) <= kernels.WIDEST:
+        return _FusedCell.apply(kernels, x, weight, bias, h, cell)
+    return lstm_cell(norm_gates(x, weight, bias), h, cell)

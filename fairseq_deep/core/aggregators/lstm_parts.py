@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from fairseq_deep.core.dropout import dropout_of
 from fairseq_deep.core.native.packed import PacksWeight, runs_native
 
-from .lstm_cell import lstm_cell, norm_gates
+from .lstm_cell import gated_cell
 
 
 class Gates(PacksWeight):
@@ -40,17 +40,15 @@ class Gates(PacksWeight):
         nn.init.zeros_(self.norm_bias)
         nn.init.constant_(self.norm_bias[1], self.forget_bias)
 
-    def inputs(self, c: Tensor) -> Tensor:
-        """Return the inputs of the sigmoids of all gates (T x B x 3 x C) for *c* (T x B x in_dim)."""
+    def products(self, c: Tensor) -> Tensor:
+        """Return the inputs of all gates before their norms (T x B x 3C) for *c* (T x B x in_dim)."""
         if self.in_int8 and self.native is not None and runs_native(c):
-            x = self.native(c.flatten(0, -2), self.bias).view(*c.shape[:-1], -1)
-        else:
-            x = F.linear(c, self.weight, self.bias)
-        return norm_gates(x, self.norm_weight, self.norm_bias)
+            return self.native(c.flatten(0, -2), self.bias).view(*c.shape[:-1], -1)
+        return F.linear(c, self.weight, self.bias)
 
     def forward(self, c: Tensor, h: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         """Return Out and Cell (T x B x C each), Eq. (7) and (8), for *c*, *h* and the *cell* of the previous step."""
-        return lstm_cell(self.inputs(c), h, cell)
+        return gated_cell(self.products(c), self.norm_weight, self.norm_bias, h, cell)
 
 
 class Hidden(nn.Module):

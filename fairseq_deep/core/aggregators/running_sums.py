@@ -18,6 +18,8 @@ In half precision, each w is a sum of two numbers, its rounded value and the rem
 Products accumulate in fp32. Only p_j, the two parts of a sum, and the sum are rounded. Gradients of entries use the
 rounded w, like the gradients of a linear layer.
 
+On a GPU, one kernel per row reads all earlier entries, with weights in fp32 (:class:`FusedSums`).
+
 Shapes: *weights* are groups x R x R, where feature i of an entry has the weight of group i mod groups; the buffer is
 groups x R x M, with M the number of values of a group.
 """
@@ -30,6 +32,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_deep.core.compat import no_autocast
+from fairseq_deep.core.gpu import find_kernels
 from fairseq_deep.core.keep_fp32 import HALF
 from fairseq_deep.core.native.functions import weighted_sum
 from fairseq_deep.core.native.packed import runs_native
@@ -73,14 +76,16 @@ class RunningSums:
     """Computes the sums of all rows in one direction, forward or backward.
 
     Args:
-        parts: the weights, groups x R x p x R, 0 above the diagonal and outside the window; see :func:`split`
+        weights: groups x R x R, 0 above the diagonal and outside the window
         entry: an entry, for its shape and type
         window: maximum number of entries in a sum
+        exact: in half precision, each weight is a sum of two numbers
     """
 
-    def __init__(self, parts: Tensor, entry: Tensor, window: int):
-        self.parts, self.shape, self.window = parts, entry.shape, window
-        self.groups, self.rows = parts.size(0), parts.size(1)
+    def __init__(self, weights: Tensor, entry: Tensor, window: int, exact: bool):
+        self.parts = split(weights, entry.dtype) if exact else weights.to(entry.dtype).unsqueeze(2)
+        self.shape, self.window = entry.shape, window
+        self.groups, self.rows = weights.size(0), weights.size(1)
         self.block = self.rows if self.rows <= 8 else round(self.rows**0.5)
         self.entries = entry.new_empty(self.groups, self.rows, entry.numel() // self.groups)
         self.ahead: Tensor | None = None
@@ -117,6 +122,36 @@ class RunningSums:
         return self.entries[:, self.count - 1]
 
 
+class FusedSums:
+    """:class:`RunningSums` for one weight per entry: each row is one kernel, with weights in fp32.
+
+    Args:
+        kernels: the module of the kernels
+        weights, entry, window: see :class:`RunningSums`
+    """
+
+    def __init__(self, kernels, weights: Tensor, entry: Tensor, window: int):
+        self.kernels, self.weights, self.shape, self.window = kernels, weights[0].contiguous(), entry.shape, window
+        self.rows = weights.size(1)
+        self.entries = entry.new_empty(1, self.rows, entry.numel())
+        self.count = 0
+
+    def append(self, entry: Tensor) -> Tensor:
+        """Append h_r; return x_r."""
+        row, entry = self.count, entry.to(self.entries.dtype).contiguous()
+        self.count += 1
+        first = max(0, self.count - self.window)
+        return self.kernels.append_row(entry, self.entries[0], self.weights[row], row, first)
+
+
+def make_sums(weights: Tensor, entry: Tensor, window: int, exact: bool = True) -> RunningSums | FusedSums:
+    """Return the sums of one direction; see :class:`RunningSums`."""
+    kernels = find_kernels(entry) if weights.size(0) == 1 else None
+    if kernels is None:
+        return RunningSums(weights, entry, window, exact)
+    return FusedSums(kernels, weights.to(torch.promote_types(entry.dtype, torch.float32)), entry, window)
+
+
 class Tape:
     """State shared by all rows of a forward pass and of its backward pass.
 
@@ -126,10 +161,9 @@ class Tape:
     """
 
     def __init__(self, weights: Tensor, entry: Tensor, window: int):
-        self.parts = split(weights.detach(), entry.dtype)
-        self.dtype, self.learn, self.window = weights.dtype, weights.requires_grad, window
-        self.forward: RunningSums | None = RunningSums(self.parts, entry, window)
-        self.backward: RunningSums | None = None
+        self.weights, self.learn, self.window = weights.detach(), weights.requires_grad, window
+        self.forward: RunningSums | FusedSums | None = make_sums(self.weights, entry, window)
+        self.backward: RunningSums | FusedSums | None = None
         self.entries: list[Tensor] = []
 
     def append(self, entry: Tensor, row: int) -> tuple[Tensor, Tensor]:
@@ -145,17 +179,17 @@ class Tape:
     def pull(self, row: int, grad: Tensor, kept: Sequence[Tensor]) -> Tensor:
         """Return the gradient of h_r for the gradient *grad* of x_r; *kept*: :meth:`append`'s tensor, if saved."""
         if self.backward is None:
-            parts = self.parts[:, : row + 1, :1, : row + 1].flip(1, 3).transpose(1, 3)
-            self.backward, self.entries = RunningSums(parts, grad, self.window), []
+            weights = self.weights[:, : row + 1, : row + 1].flip(1, 2).transpose(1, 2)
+            self.backward, self.entries = make_sums(weights, grad, self.window, exact=False), []
         self.entries.extend(kept)
         return self.backward.append(grad)
 
     def weight_gradient(self) -> Tensor:
         """Return <X_r, h_k> for all pairs, at the end of a backward pass."""
-        rows = self.parts.size(1)
+        rows = self.weights.size(1)
         missing = rows - self.backward.rows
         entries = torch.stack(self.entries[::-1], dim=1) if missing else self.entries[0]
-        found = inner_products(self.backward.entries, entries, self.dtype).flip(1)
+        found = inner_products(self.backward.entries, entries, self.weights.dtype).flip(1)
         return F.pad(found, (0, missing, 0, missing)) if missing else found
 
     def rewind(self) -> None:
@@ -190,7 +224,7 @@ class _Row(torch.autograd.Function):
         if token is None:  # a backward pass begins here, and the previous one may have been interrupted
             tape.rewind()
         if grad is None:
-            grad = tape.parts.new_zeros(ctx.shape, dtype=ctx.dtypes[1])
+            grad = tape.weights.new_zeros(ctx.shape, dtype=ctx.dtypes[1])
         pulled = tape.pull(ctx.row, grad, ctx.saved_tensors).to(ctx.dtypes[0])
         if ctx.row > 0:
             return pulled, pulled.new_empty(0), None, None, None

@@ -1,0 +1,156 @@
+"""The Triton kernels and the functions that start them.
+
+Sums and statistics are at least in fp32. A program handles a block of values, or the features of one position.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024  # values
+WIDEST = 4096  # features of a position that a program can hold
+PROGRAMS = 1024  # that share the sums over positions
+
+
+def _wide(tensor: Tensor) -> tl.dtype:
+    return tl.float64 if tensor.dtype == torch.float64 else tl.float32
+
+
+@triton.jit(do_not_specialize=["row", "first"])
+def _append_row(entry, entries, weights, y, row, first, size, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < size
+    new = tl.load(entry + places, mask=inside)
+    tl.store(entries + tl.cast(row, tl.int64) * size + places, new, mask=inside)
+    total = tl.load(weights + row) * new.to(WIDE)
+    old = entries + tl.cast(first, tl.int64) * size + places
+    for k in range(first, row):
+        total += tl.load(weights + k) * tl.load(old, mask=inside).to(WIDE)
+        old += size
+    tl.store(y + places, total.to(y.dtype.element_ty), mask=inside)
+
+
+def append_row(entry: Tensor, entries: Tensor, weights: Tensor, row: int, first: int) -> Tensor:
+    """Store *entry* as row *row* of *entries*; return sum_k w_k h_k over the rows k = *first* ... *row*.
+
+    Args:
+        entry: h_r, contiguous
+        entries: R x M, with M the number of values of an entry
+        weights: R, in fp32 or fp64
+    """
+    y, size = torch.empty_like(entry), entry.numel()
+    with torch.cuda.device_of(entry):
+        _append_row[(triton.cdiv(size, BLOCK),)](
+            entry, entries, weights, y, row, first, size, BLOCK=BLOCK, WIDE=_wide(entry)
+        )
+    return y
+
+
+@triton.jit
+def _gate(x, weight, bias, places, inside, size, eps, WIDE: tl.constexpr):
+    """The input of a gate, normalised and after the sigmoid, and the factor of its norm."""
+    value = tl.load(x + places, mask=inside, other=0.0).to(WIDE)
+    centred = tl.where(inside, value - tl.sum(value) / size, 0.0)
+    factor = 1.0 / tl.sqrt(tl.sum(centred * centred) / size + eps)
+    normed = centred * factor
+    gain = tl.load(weight + places, mask=inside, other=0.0).to(WIDE)
+    shift = tl.load(bias + places, mask=inside, other=0.0).to(WIDE)
+    return normed, 1.0 / (1.0 + tl.exp(-(normed * gain + shift))), factor, gain
+
+
+@triton.jit
+def _cell_forward(x, weight, bias, h, old, out, cell, size, eps, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+    row, places = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    inside = places < size
+    x += 3 * row * size
+    _, i, _, _ = _gate(x, weight, bias, places, inside, size, eps, WIDE)
+    _, f, _, _ = _gate(x + size, weight + size, bias + size, places, inside, size, eps, WIDE)
+    _, o, _, _ = _gate(x + 2 * size, weight + 2 * size, bias + 2 * size, places, inside, size, eps, WIDE)
+    hidden = tl.load(h + row * size + places, mask=inside, other=0.0).to(WIDE)
+    before = tl.load(old + row * size + places, mask=inside, other=0.0).to(WIDE)
+    now = before * f + hidden * i
+    tl.store(cell + row * size + places, now.to(cell.dtype.element_ty), mask=inside)
+    tl.store(out + row * size + places, (now * o).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gate_backward(d_gate, gate, normed, factor, gain, d_x, places, inside, size):
+    """Store the gradient of a gate's input; return the gradient of the sigmoid's input."""
+    d_z = d_gate * gate * (1.0 - gate)
+    d_normed = tl.where(inside, d_z * gain, 0.0)
+    mean, slope = tl.sum(d_normed) / size, tl.sum(d_normed * normed) / size
+    value = factor * (d_normed - mean - normed * slope)
+    tl.store(d_x + places, value.to(d_x.dtype.element_ty), mask=inside)
+    return d_z
+
+
+@triton.jit
+def _cell_backward(x, weight, bias, h, old, d_out, d_cell, d_x, d_h, d_old, sums, rows, size, eps,
+                   WIDTH: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    first, places = tl.program_id(0), tl.arange(0, WIDTH)
+    inside = places < size
+    zeros = tl.zeros([WIDTH], dtype=WIDE)
+    gain_i, gain_f, gain_o, shift_i, shift_f, shift_o = zeros, zeros, zeros, zeros, zeros, zeros
+    for number in range(first, rows, tl.num_programs(0)):
+        row = tl.cast(number, tl.int64)
+        own = x + 3 * row * size
+        n_i, i, r_i, g_i = _gate(own, weight, bias, places, inside, size, eps, WIDE)
+        n_f, f, r_f, g_f = _gate(own + size, weight + size, bias + size, places, inside, size, eps, WIDE)
+        n_o, o, r_o, g_o = _gate(own + 2 * size, weight + 2 * size, bias + 2 * size, places, inside, size, eps, WIDE)
+        at = row * size + places
+        hidden = tl.load(h + at, mask=inside, other=0.0).to(WIDE)
+        before = tl.load(old + at, mask=inside, other=0.0).to(WIDE)
+        upper = tl.load(d_out + at, mask=inside, other=0.0).to(WIDE)
+        total = tl.load(d_cell + at, mask=inside, other=0.0).to(WIDE) + upper * o
+        tl.store(d_h + at, (total * i).to(d_h.dtype.element_ty), mask=inside)
+        tl.store(d_old + at, (total * f).to(d_old.dtype.element_ty), mask=inside)
+        to = d_x + 3 * row * size
+        z_i = _gate_backward(total * hidden, i, n_i, r_i, g_i, to, places, inside, size)
+        z_f = _gate_backward(total * before, f, n_f, r_f, g_f, to + size, places, inside, size)
+        z_o = _gate_backward(upper * (before * f + hidden * i), o, n_o, r_o, g_o, to + 2 * size, places, inside, size)
+        gain_i, gain_f, gain_o = gain_i + z_i * n_i, gain_f + z_f * n_f, gain_o + z_o * n_o
+        shift_i, shift_f, shift_o = shift_i + z_i, shift_f + z_f, shift_o + z_o
+    sums += first * 6 * size + places
+    tl.store(sums, gain_i, mask=inside)
+    tl.store(sums + size, gain_f, mask=inside)
+    tl.store(sums + 2 * size, gain_o, mask=inside)
+    tl.store(sums + 3 * size, shift_i, mask=inside)
+    tl.store(sums + 4 * size, shift_f, mask=inside)
+    tl.store(sums + 5 * size, shift_o, mask=inside)
+
+
+def cell_forward(x: Tensor, weight: Tensor, bias: Tensor, h: Tensor, cell: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return Out and Cell of the depth-wise LSTM; see :func:`fairseq_deep.core.aggregators.lstm_cell.gated_cell`.
+
+    Args:
+        x: inputs of the gates before their norms, ... x 3C, contiguous
+        weight, bias: of the norms, 3 x C
+        h, cell: ... x C, contiguous
+    """
+    out, new, size = torch.empty_like(h), torch.empty_like(cell), h.size(-1)
+    with torch.cuda.device_of(x):
+        _cell_forward[(h.numel() // size,)](
+            x, weight, bias, h, cell, out, new, size, eps, WIDTH=triton.next_power_of_2(size), WIDE=_wide(x)
+        )
+    return out, new
+
+
+def cell_backward(
+    x: Tensor, weight: Tensor, bias: Tensor, h: Tensor, cell: Tensor, d_out: Tensor, d_cell: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of the first five arguments of :func:`cell_forward`."""
+    size = h.size(-1)
+    rows = h.numel() // size
+    programs, wide = min(rows, PROGRAMS), torch.promote_types(x.dtype, torch.float32)
+    made = [torch.empty_like(each) for each in (x, h, cell)]
+    sums = torch.empty(programs, 2, 3, size, dtype=wide, device=x.device)
+    with torch.cuda.device_of(x):
+        _cell_backward[(programs,)](
+            x, weight, bias, h, cell, d_out, d_cell, *made, sums, rows, size, eps,
+            WIDTH=triton.next_power_of_2(size), WIDE=_wide(x),
+        )  # fmt: skip
+    d_weight, d_bias = sums.sum(0).to(weight.dtype).unbind(0)
+    return made[0], d_weight, d_bias, made[1], made[2]

@@ -1,0 +1,161 @@
+"""Triton's kernels against torch's operations, by Triton's interpreter on the CPU: all types, odd sizes, whole models.
+
+Other tests compare torch's operations with naive references of DLCL and of the depth-wise LSTM.
+"""
+
+import logging
+import sys
+
+import pytest
+import torch
+
+from fairseq_deep.core import gpu
+from fairseq_deep.core.aggregators import running_sums
+from fairseq_deep.core.aggregators.lstm_cell import gated_cell, lstm_cell, norm_gates
+from fairseq_deep.core.aggregators.running_sums import first_row, next_row
+from tests.helpers.models import make_batch
+from tests.helpers.tensors import DOUBLE
+
+DLCL = "transformer_dlcl_6l"
+TYPES = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(gpu, "on_cpu", True)
+    assert gpu.find_kernels(torch.zeros(1)) is not None
+
+
+@pytest.fixture
+def rows(interpreted, monkeypatch):
+    """The rows that kernels have computed."""
+    kernels, found = gpu.find_kernels(torch.zeros(1)), []
+    append = kernels.append_row
+    monkeypatch.setattr(kernels, "append_row", lambda *args: found.append(args[3]) or append(*args))
+    return found
+
+
+def sums(entries, weights, window):
+    """All sums, where h_r is an entry plus a tenth of x_{r-1}."""
+    state = first_row(entries[0], weights.tril().triu(1 - window), window)
+    found = [state[0]]
+    for row in range(1, len(entries)):
+        state = next_row(state, row, entries[row] + found[-1] / 10)
+        found.append(state[0])
+    return found
+
+
+def without_kernels(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "on_cpu", False)
+        return run()
+
+
+def gradients(outputs, sources, directions):
+    return torch.autograd.grad(outputs, sources, directions, allow_unused=True)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("size, window, shape",
+                         [(1, 9, (3, 5)), (7, 9, (2, 3, 11)), (7, 3, (1, 1030)), (31, 31, (2, 8))])  # fmt: skip
+def test_rows_of_kernels_are_those_of_torch(size, window, shape, dtype, rows, monkeypatch):
+    """More values than a program has; the gradient of each entry and weight, with any of the sums left unused."""
+    entries = [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for _ in range(size)]
+    weights = (torch.randn(1, size, size, dtype=torch.promote_types(dtype, torch.float32)) / size).requires_grad_()
+    directions = [torch.randn(shape, dtype=torch.float64).to(dtype) for _ in range(size - size // 3)]
+
+    def run():
+        found = sums(entries, weights, window)
+        return found, gradients(found[: len(directions)], [*entries, weights], directions)
+
+    ours = run()
+    assert rows == [*range(size), *range(len(directions))]
+    exact, theirs = dtype == torch.float64, without_kernels(run, monkeypatch)
+    for got, want in zip([*ours[0], *ours[1]], [*theirs[0], *theirs[1]]):
+        assert (got is None) == (want is None)
+        if want is not None:
+            assert got.dtype == want.dtype
+            torch.testing.assert_close(got, want, rtol=TYPES[dtype], atol=1e-10 if exact else TYPES[dtype])
+
+
+def test_half_precision_is_at_least_as_exact_as_torchs_products(interpreted, monkeypatch):
+    """Weights are not rounded."""
+    entries = [torch.randn(4, 8).half() for _ in range(20)]
+    weights = torch.randn(1, 20, 20).tril().requires_grad_()
+    state = first_row(entries[0], weights, 20)
+    for row in range(1, 20):
+        state = next_row(state, row, entries[row])
+    exact = torch.einsum("k,kbc->bc", weights[0, -1].detach().double(), torch.stack(entries).double())
+    torch.testing.assert_close(state[0].double(), exact, rtol=1e-3, atol=1e-6)
+
+
+def test_an_interrupted_backward_pass_is_begun_again(rows):
+    entries, weights = [torch.randn(3, 4, **DOUBLE).requires_grad_() for _ in range(6)], torch.randn(1, 6, 6, **DOUBLE)
+    weights.requires_grad_()
+    total = sums(entries, weights, 6)[-1].sin().sum()
+    torch.autograd.grad(total, entries[4], retain_graph=True)
+    first, second = (torch.autograd.grad(total, [*entries, weights], retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 5), (3, 2, 16), (2, 3, 37)], ids=str)
+def test_gates_and_cell_of_kernels_are_those_of_torch(shape, dtype, interpreted, monkeypatch):
+    """More positions than programs, too; the gradient of each input."""
+    monkeypatch.setattr(gpu.find_kernels(torch.zeros(1)), "PROGRAMS", 4)
+    *many, width = shape
+    shapes = ((*many, 3 * width), (3, width), (3, width), shape, shape)
+    inputs = [torch.randn(each, dtype=torch.float64).to(dtype).requires_grad_() for each in shapes]
+    directions = [torch.randn(shape, dtype=torch.float64).to(dtype) for _ in range(2)]
+
+    def run():
+        outputs = gated_cell(*inputs)
+        return [*outputs, *gradients(outputs, inputs, directions)]
+
+    ours = run()
+    assert "Fused" in type(gated_cell(*inputs)[0].grad_fn).__name__
+    for got, want in zip(ours, without_kernels(run, monkeypatch)):
+        assert got.dtype == want.dtype and got.shape == want.shape
+        torch.testing.assert_close(got, want, rtol=8 * TYPES[dtype], atol=8 * TYPES[dtype])
+
+
+@pytest.mark.parametrize("name, flags", [
+    (DLCL, {}), ("transformer_dlcl_postnorm_6l", {"dlcl_window": 2}), (DLCL, {"checkpoint_activations": True}),
+    (DLCL, {"dlcl_weight_type": "scalar_2"}), (DLCL, {"encoder_layerdrop": 0.5}), ("transformer_lstm_6l", {}),
+], ids=str)  # fmt: skip
+def test_models_learn_the_same_with_kernels(name, flags, build, dictionary, interpreted, monkeypatch):
+    """Loss and all gradients, with recomputation, groups of weights (which stay with torch) and LayerDrop."""
+    model, batch = build(name, encoder_layers=3, decoder_layers=2, **flags).double().train(), make_batch(dictionary)
+
+    def run():
+        torch.manual_seed(1)
+        model.zero_grad()
+        loss = model(*batch)[0].log_softmax(-1).square().mean()
+        loss.backward()
+        return [loss.detach(), *(each.grad.clone() for each in model.parameters() if each.grad is not None)]
+
+    torch.testing.assert_close(run(), without_kernels(run, monkeypatch), rtol=1e-4, atol=1e-7)
+
+
+def test_without_triton_one_warning_names_the_reason(monkeypatch, caplog):
+    monkeypatch.setattr(gpu, "on_cpu", True)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "fairseq_deep.core.gpu.kernels", raising=False)
+    monkeypatch.delattr(gpu, "kernels", raising=False)
+    gpu._load.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert gpu.find_kernels(torch.zeros(2)) is None and gpu.find_kernels(torch.zeros(2)) is None
+    gpu._load.cache_clear()
+    assert caplog.text.count("more slowly") == 1 and "triton" in caplog.text
+
+
+def test_kernels_are_only_for_tensors_that_they_support(interpreted):
+    one, other = torch.zeros(1), torch.zeros(1).half()
+    assert gpu.find_kernels(one, other) is None and gpu.find_kernels(torch.zeros(1, dtype=torch.int32)) is None
+    assert gpu.find_kernels(torch.zeros(1, device="meta")) is None
+    assert type(running_sums.make_sums(torch.zeros(2, 3, 3), torch.zeros(4), 3)).__name__ == "RunningSums"
+    inputs = [torch.zeros(shape) for shape in ((1, 1, 6), (3, 2), (3, 2), (1, 1, 2), (1, 1, 2))]
+    inputs[-1] = inputs[-1].half()
+    expected = lstm_cell(norm_gates(*inputs[:3]), *inputs[3:])
+    torch.testing.assert_close(gated_cell(*inputs), expected)
