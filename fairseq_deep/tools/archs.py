@@ -1,13 +1,13 @@
 """list the named architectures with norm, depth, size, parameters and a paper's BLEU"""
 
 import argparse
-import difflib
 import fnmatch
 import json
 import re
 from typing import Any
 
-from fairseq_deep.errors import UsageError
+from fairseq_deep import list_archs
+from fairseq_deep.errors import UsageError, nearest
 from fairseq_deep.tools.checkpoints import check_fairseq
 from fairseq_deep.tools.flags import actions
 from fairseq_deep.tools.tables import format_table
@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the architectures that match the pattern."""
-    known = _known_names()  # before others: it reports that fairseq is missing
+    check_fairseq()
     others = _others()
-    names = select_names([*known, *others], args.pattern)
+    names = select_names([*list_archs(), *others], args.pattern)
     records = [_record(name, args.verbose) for name in names if name not in others]
     twins = [{"name": name, "twin_of": others[name]} for name in names if name in others]
     if args.json:
@@ -74,22 +74,14 @@ def select_names(known: list[str], pattern: str) -> list[str]:
     part = pattern not in known and not re.search(r"[*?\[\]]", pattern)
     names = sorted(fnmatch.filter(known, f"*{pattern}*" if part else pattern), key=natural_key)
     if not names:
-        near = difflib.get_close_matches(re.sub(r"[*?\[\]]", "", pattern), known, n=3, cutoff=0.4)
-        hint = f"similar: {', '.join(near)}" if near else "'fairseq-deep archs' lists all"
-        raise UsageError(f"no architecture matches '{pattern}'; {hint}")
+        hint = f"{nearest(pattern, known)}; 'fairseq-deep archs' lists all"
+        raise UsageError(f"no architecture matches '{pattern}'{hint}")
     return names
 
 
 def natural_key(name: str) -> list[Any]:
     """Return a sort key under which ``_6l`` comes before ``_20l``."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-
-
-def _known_names() -> list[str]:
-    import fairseq_deep
-
-    check_fairseq()
-    return fairseq_deep.list_archs()
 
 
 def _others() -> dict[str, str | None]:

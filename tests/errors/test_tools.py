@@ -180,7 +180,7 @@ SCORE, PIECES = "score --sys sys --ref ref", "\u2581a \u2581hou se \u2581is \u25
 INCOMPLETE = "is not a complete fairseq checkpoint: "
 DIFFERS = "ab.pt: {}; average checkpoints of one run"
 ROWS = [
-    ("archs transformer_dlcl_31l", "no architecture matches 'transformer_dlcl_31l'; similar: transformer_dlcl_3"),
+    ("archs transformer_dlcl_31l", "no architecture matches 'transformer_dlcl_31l' (did you mean transformer_dlcl_3"),
     ("archs zzz", "lists all"),
     ("archs --jsn", "unrecognised arguments: --jsn"),
     ("flags dclc", "METHOD: unknown method or axis (dclc) (did you mean dlcl?)"),
