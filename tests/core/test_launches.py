@@ -1,6 +1,7 @@
 """How many kernels a device would launch for a step of training and of decoding: changes are seen, and meant.
 
-An operation of ATen that is no view counts as one kernel. Shapes are small, since counts depend only on depth.
+An operation of ATen that is no view counts as one kernel. Shapes are small, since counts depend only on depth. Triton's
+kernels, which replace some of them on a GPU, do not run here.
 """
 
 import pytest
@@ -18,8 +19,8 @@ pytestmark = pytest.mark.skipif(
 UNSEEN = ("empty", "new_empty", "detach", "_unsafe_view", "_reshape_alias", "lift_fresh", "resize_", "set_", "alias")
 CASES = {"prenorm": (PRENORM, {}), "dlcl": METHODS["layer_agg-dlcl"], "lstm": METHODS["layer_agg-lstm"],
          "merged": METHODS["decoder_attn-merged"], "average": METHODS["decoder_attn-average"]}  # fmt: skip
-TRAINING = {"prenorm": 366, "dlcl": 422, "lstm": 400, "merged": 318, "average": 348}
-DECODING = {"prenorm": 101, "dlcl": 116, "lstm": 112, "merged": 69, "average": 79}
+TRAINING = {"prenorm": 366, "dlcl": 424, "lstm": 428, "merged": 318, "average": 348}
+DECODING = {"prenorm": 101, "dlcl": 116, "lstm": 114, "merged": 69, "average": 79}
 
 
 class Launches(TorchDispatchMode):

@@ -181,20 +181,23 @@ class Dlcl(KeepFp32, Aggregator):
     def record(self) -> dict[str, Tensor]:
         return bands(self.weights())
 
-    def sum_weights(self) -> Tensor:
-        """Return the weights of the sums, n x (L+1) x (L+1) in fp32; 0 for entries that are not read."""
+    def sum_weights(self, masked: bool) -> Tensor:
+        """Return the weights of the sums, n x (L+1) x (L+1) in fp32; *masked*: 0 for entries that are not read."""
         size = self.num_layers + 1
         weight = self.weight.view(size, size, self.groups).permute(2, 0, 1)
         if self.normalize:
             read = torch.ones(size, size, dtype=torch.bool, device=weight.device).tril().triu(1 - self.window)
             return torch.softmax(weight.masked_fill(read.logical_not(), float("-inf")), dim=2)
-        weight = weight.tril()
-        return weight.triu(1 - self.window) if self.window < size else weight
+        if masked:
+            weight = weight.tril()
+            weight = weight.triu(1 - self.window) if self.window < size else weight
+        return weight
 
     def start(self, x: Tensor) -> list[Tensor]:
         x = self._first(x) if self.pre_norm else x
-        sums = self._training_sums if self._learns(x) else self._plain_sums
-        return sums.start(self.sum_weights(), x)
+        if self._learns(x):
+            return self._training_sums.start(self.sum_weights(masked=True), x)
+        return self._plain_sums.start(self.sum_weights(masked=False), x)
 
     def read(self, state: list[Tensor], layer: int) -> Tensor:
         x = self._sums(state).sum(state, layer)
