@@ -118,10 +118,10 @@ def test_archives_from_their_home_must_be_the_known_ones(home, tmp_path, capsys)
 
 
 def test_sacrebleus_own_sums_hold_where_its_own_archives_are_fetched(tmp_path, monkeypatch):
-    archives = rebuild.Archives({"archives": {}}, ("en", "fi"), downloads(tmp_path))
+    corpus = rebuild.Corpus({"archives": {}, "test": [{"sacrebleu": "wmt18"}]}, ("en", "fi"), downloads(tmp_path))
     monkeypatch.setattr(fetch, "download", lambda url, part: Path(part).write_bytes(b"<html>"))
     with pytest.raises(UsageError, match="not f996c245ecffea23d0006fa4c34e9064"):
-        archives.of_sacrebleu("wmt18")
+        corpus.fetch_all()
     assert not list(tmp_path.iterdir())
 
 
@@ -214,8 +214,8 @@ def sets(year, **files):
     ("corpus.gz", gzip.compress(b"yksi\tone\n" + "pää\thead\n".encode("latin-1")), "corpus.gz, line 2: not UTF-8"),
     ("corpus.gz", gzip.compress(b"yksi\tone\n")[:-6], "corpus.gz: truncated or invalid gzip archive"),
     ("corpus.gz", None, "cannot download"),
-    ("wmt17-test.tgz", sets(17, **{"src.en": "ab", "ref.fi": "a"}), "has 2 lines but wmt17 in 'fi' has 1"),
-    ("wmt18-test.tgz", sets(18, **{"src.en": "ab"}), "wmt18-test.tgz lack wmt18 in 'fi'"),
+    ("wmt17-test.tgz", sets(17, **{"src.en": "ab", "ref.fi": "a"}), "wmt17-test.tgz in 'fi' has 1: delete it"),
+    ("wmt18-test.tgz", sets(18, **{"src.en": "ab"}), "wmt18-test.tgz lack test/newstest2018-enfi-ref.fi.sgm: delete"),
 ], ids=["latin-1", "truncated", "missing", "uneven", "one side"])  # fmt: skip
 def test_a_bad_archive_is_refused_in_one_line(table, name, content, problem, tmp_path):
     (table[1] / name).unlink()
@@ -291,7 +291,7 @@ def test_training_pairs_as_a_test_set(tmp_path):
     pack(tmp_path / "a.tgz", {f"train.{lang}": "\n".join(f"{n} {lang}" for n in range(7)) for lang in ("de", "en")})
     description = {"test1": {"sample": 3}, "train": [{"archive": "a", "text": "train.{lang}"}],
                    "valid": {"every": 100}, "archives": {"a": (tmp_path / "a.tgz").as_uri()}}  # fmt: skip
-    rebuild.Archives(description, ["de", "en"], downloads(tmp_path), str(tmp_path)).build(str(tmp_path))
+    rebuild.Corpus(description, ["de", "en"], downloads(tmp_path), str(tmp_path)).build(str(tmp_path))
     assert lines(tmp_path / "test1.de") == ["0 de", "2 de", "4 de"]
     assert lines(tmp_path / "test1.en") == ["0 en", "2 en", "4 en"] and len(lines(tmp_path / "train.en")) == 7
 

@@ -62,37 +62,42 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-class Archives:
-    """The sets of a description, read from its archives.
+def of_sacrebleu(name: str, langs: Sequence[str]) -> tuple[tuple[str, str, str], dict[str, str]]:
+    """Return the arguments of `Downloads.get` for a test set, and the names of its members by language."""
+    from sacrebleu.dataset import DATASETS
+
+    found, pair = DATASETS[name], "-".join(langs)
+    if pair not in found.langpairs:
+        raise UsageError(f"sacreBLEU's {name} has no {pair}: give your own text with --data")
+    address = found.data[0]
+    # sacreBLEU's archives have the same name in different years
+    own = f"{name.replace('/', '-')}-{address.rsplit('/', 1)[-1]}"
+    return (address, own, found.md5[0] if found.md5 else ""), dict(zip(langs, found.langpairs[pair]))
+
+
+class Corpus:
+    """The sets of a description.
 
     Args:
         langs: source and target language
         work: directory for extracted files
+
+    Attributes:
+        archives: arguments of `Downloads.get` by key
     """
 
     def __init__(self, description: dict[str, Any], langs: Sequence[str], downloads: Downloads, work: str = ""):
-        self.description, self.langs, self.downloads, self.work = description, langs, downloads, work
-        self.addresses, self.sets = description["archives"], [*filter(SETS.fullmatch, description)]
+        self.langs, self.downloads, self.work = langs, downloads, work
+        self.archives = {key: (address,) for key, address in description["archives"].items()}
+        self.sets = {name: parts for name, parts in description.items() if SETS.fullmatch(name)}
+        for part in [part for parts in self.sets.values() for part in as_list(parts) if "sacrebleu" in part]:
+            part["archive"] = part["sacrebleu"]
+            self.archives[part["archive"]], part["text"] = of_sacrebleu(part["sacrebleu"], langs)
 
     def fetch_all(self) -> None:
         """Download all archives before any is unpacked, to detect missing archives early."""
-        for address in self.addresses.values():
-            self.downloads.get(address)
-        parts = (part for name in self.sets for part in as_list(self.description[name]))
-        for name in dict.fromkeys(part["sacrebleu"] for part in parts if "sacrebleu" in part):
-            self.of_sacrebleu(name)
-
-    def of_sacrebleu(self, name: str) -> tuple[str, list[str]]:
-        """Return the path of a test set, and the names of its two members."""
-        from sacrebleu.dataset import DATASETS
-
-        found, pair = DATASETS[name], "-".join(self.langs)
-        if pair not in found.langpairs:
-            raise UsageError(f"sacreBLEU's {name} has no {pair}: give your own text with --data")
-        address = found.data[0]
-        # sacreBLEU's archives have the same name in different years
-        own = f"{name.replace('/', '-')}-{address.rsplit('/', 1)[-1]}"
-        return self.downloads.get(address, own, found.md5[0] if found.md5 else ""), found.langpairs[pair][:2]
+        for archive in self.archives.values():
+            self.downloads.get(*archive)
 
     def build(self, out: str) -> None:
         """Write all sets to *out*; the training set is first, since a sample needs it."""
@@ -101,9 +106,9 @@ class Archives:
 
     def _rows_of(self, name: str, out: str) -> Iterator[Row]:
         """Yield the rows of a set; *out* has the training set."""
-        parts, every = self.description[name], as_list(self.description["valid"])[0].get("every")
+        parts, every = self.sets[name], as_list(self.sets["valid"])[0].get("every")
         if "every" in parts:
-            return islice(self._read(self.description["train"]), every - 1, None, every)
+            return islice(self._read(self.sets["train"]), every - 1, None, every)
         if "sample" in parts:
             paths, count = in_folder(out, "train", self.langs), parts["sample"]
             step = max(1, sum(1 for _ in read_lines(paths[0])) // count)
@@ -117,31 +122,26 @@ class Archives:
 
     def _read_part(self, part: Part) -> Iterator[Row]:
         """Return the pairs of one part of a set."""
-        keys = [self.downloads.get(self.addresses[key]) for key in as_list(part.get("archive", []))]
+        archives = [self.downloads.get(*self.archives[key]) for key in as_list(part["archive"])]
         if "columns" in part:
-            pairs = read_table(keys[0], part.get("table", ""), [part["columns"][lang] for lang in self.langs])
+            pairs = read_table(archives[0], part.get("table", ""), [part["columns"][lang] for lang in self.langs])
         else:
-            if "sacrebleu" in part:
-                path, ends = self.of_sacrebleu(part["sacrebleu"])
-                what, keys, names = part["sacrebleu"], [path], [[end] for end in ends]
-            else:
-                candidates = as_list(part.get("talks") or part["text"])
-                what, names = candidates[0], [[name.format(lang=lang) for name in candidates] for lang in self.langs]
-            paths = [self._member(keys, ends, lang, what) for lang, ends in zip(self.langs, names)]
-            read = read_talks if "talks" in part else read_text
-            pairs = aligned(map(read, paths), [f"{what} in '{lang}'" for lang in self.langs],
-                            f"the archive is damaged; {AGAIN}")  # fmt: skip
+            names, read = (part["talks"], read_talks) if "talks" in part else (part["text"], read_text)
+            paths = [self._member(archives, names, lang) for lang in self.langs]
+            places = [f"{archives[0]} in '{lang}'" for lang in self.langs]
+            pairs = aligned(map(read, paths), places, AGAIN)
         return restored(pairs, self.langs) if part.get("restore") else pairs
 
-    def _member(self, archives: list[str], names: list[str], lang: str, what: str) -> str:
+    def _member(self, archives: list[str], names: Any, lang: str) -> str:
         """Extract the first existing member of the possible *names*, and return its path."""
+        names = [names[lang]] if isinstance(names, dict) else [name.format(lang=lang) for name in as_list(names)]
         ways = {f"{number}.{lang}{os.path.splitext(name)[1]}": name for number, name in enumerate(names)}
         for archive in archives:
             missing = extract(archive, ways, self.work)
             for way in ways:
                 if way not in missing:
                     return os.path.join(self.work, way)
-        raise UsageError(f"{' and '.join(archives)} lack {what} in '{lang}': {AGAIN}")
+        raise UsageError(f"{' and '.join(archives)} lack {names[0]}: {AGAIN}")
 
 
 def read_text(path: str) -> Iterable[str]:
@@ -201,8 +201,8 @@ def rebuild(plan: Plan, out: str) -> None:
     if sorted(langs) != sorted(description["languages"]):
         known = "-".join(description["languages"])
         raise UsageError(f"this corpus is {known}, not {langs[0]}-{langs[1]}: give your own text with --data")
-    archives = Archives(description, langs, Downloads(plan))
-    archives.fetch_all()
+    corpus = Corpus(description, langs, Downloads(plan))
+    corpus.fetch_all()
     print("  unpacking", flush=True)
-    with replaced_folder(out) as folder, tempfile.TemporaryDirectory(dir=folder) as archives.work:
-        archives.build(folder)
+    with replaced_folder(out) as folder, tempfile.TemporaryDirectory(dir=folder) as corpus.work:
+        corpus.build(folder)
