@@ -150,8 +150,10 @@ class Cluster:
         Raises:
             UsageError: SLURM rejects the jobs
         """
-        todo = [run for run in self.runs if not run.is_done()]
-        waiting = self._attach(todo)
+        todo, queue = [run for run in self.runs if not run.is_done()], queued()
+        waiting = {job: run for run in todo if (job := read_json(self._record(run)).get("job")) in queue}
+        for job, run in waiting.items():
+            self.display.print(f"{run.name}: job {job} is in the queue")
         self._submit([run for run in todo if run not in waiting.values()], waiting)
         with self.display:
             while waiting:
@@ -162,14 +164,6 @@ class Cluster:
                 if waiting:
                     time.sleep(POLL)
         return [run.name for run in todo if not run.is_done()]
-
-    def _attach(self, todo: list[Run]) -> dict[str, Run]:
-        """Return the runs that an earlier command has submitted, by the numbers of their jobs in the queue."""
-        known = {str(read_json(self._record(run)).get("job")): run for run in todo}
-        found = {job: run for job, run in known.items() if job in queued()}
-        for job, run in found.items():
-            self.display.print(f"{run.name}: job {job} is in the queue")
-        return found
 
     @staticmethod
     def _record(run: Run) -> str:

@@ -7,14 +7,19 @@ for the number of systems by Holm's method.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import linear_regression
 from typing import Any
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.record import write_json
+from fairseq_deep.tools.output_files import write_text
 from fairseq_deep.tools.results import holm, over_seeds
 
 from .systems import System
@@ -83,7 +88,7 @@ def _of_line(rows: list[dict[str, Any]]) -> dict[str, Any]:
     bleu = [last["seeds"][seed]["bleu"] - first["seeds"][seed]["bleu"] for seed in scored]
     return {
         "line": rows[0]["line"], "depths": depths,
-        "slope": {seed: slope([math.log2(depth) for depth in depths], values) for seed, values in nll.items()},
+        "slope": {seed: linear_regression([*map(math.log2, depths)], values).slope for seed, values in nll.items()},
         "gain": {seed: values[0] - values[-1] for seed, values in nll.items()},
         "bleu": statistics.fmean(bleu) if bleu else None,
         "failed": [row["depth"] for row in rows if row["failed"]],
@@ -95,12 +100,6 @@ def _nats(figures: dict[str, Any]) -> float:
     """Return the negative log-likelihood per token; fairseq logs it with more digits than a perplexity below 14."""
     nll = figures.get("valid_nll")
     return math.log(figures["valid_ppl"]) if nll is None else nll * math.log(2)
-
-
-def slope(xs: list[float], ys: list[float]) -> float:
-    """Return the least-squares slope of *ys* on *xs*."""
-    x, y = statistics.fmean(xs), statistics.fmean(ys)
-    return math.fsum((a - x) * (b - y) for a, b in zip(xs, ys)) / math.fsum((a - x) ** 2 for a in xs)
 
 
 def _verdict(found: dict[str, Any]) -> str:
@@ -137,19 +136,36 @@ def page(found: list[dict[str, Any]], unfinished: Sequence[str] = (), searched: 
         f"pays if the gain is above {LEAST} with p < {LEVEL} over {SEEDS} seeds or more, and BLEU is higher. A verdict "
         "requires tuned learning rates (--tune lr) inside their grids, and no failed run."
     )
-    untuned = ", ".join(each["line"] for each in found if not each["tuned"])
-    if untuned:
-        notes += f" Learning rates are not tuned, or at an edge of their grid: {untuned}."
-    failed = "; ".join(f"{each['line']} with {', '.join(map(str, each['failed']))} layers" for each in found
-                       if each["failed"])  # fmt: skip
-    if failed:
-        notes += f" Runs failed, and the others are a selection: {failed}."
+    failed = (f"{each['line']} with {', '.join(map(str, each['failed']))} layers" for each in found if each["failed"])
+    remarks = {
+        "Learning rates are not tuned, or at an edge of their grid": ", ".join(
+            each["line"] for each in found if not each["tuned"]
+        ),
+        "Runs failed, and the others are a selection": "; ".join(failed),
+        "A depth without a finished run": ", ".join(unfinished),
+    }
+    notes += "".join(f" {remark}: {value}." for remark, value in remarks.items() if value)
     if searched:
         notes += (f" The search for learning rates had {searched:,} updates, fewer than the runs: a rate that is best "
                   "in short runs can be too high.")  # fmt: skip
-    if unfinished:
-        notes += f" A depth without a finished run: {', '.join(unfinished)}."
     return f"{markdown(cells, left=(0,))}\n\n{notes}\n"
+
+
+def report(folder: str, rows: list[dict[str, Any]], searched: int | None) -> None:
+    """Write ``depth.md``, ``depth.json`` and, with matplotlib, ``depth.png``; for *searched* see `page`."""
+    unfinished = {row["line"]: None for row in rows if not row["done"]}
+    complete = [row for row in rows if row["line"] not in unfinished]
+    if not complete:
+        return
+    found = judge(complete, len({row["line"] for row in rows}))
+    text = page(found, [*unfinished], searched)
+    write_text(os.path.join(folder, "depth.md"), text)
+    write_json(os.path.join(folder, "depth.json"), found)
+    print(f"\n{text}")
+    with contextlib.suppress(ImportError):
+        from . import picture
+
+        picture.draw_depths(complete, os.path.join(folder, "depth.png"))
 
 
 def _shown(values: list[float]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shlex
 from typing import Any
@@ -18,7 +17,6 @@ from fairseq_deep.recipes.record import read_json, write_json
 from fairseq_deep.recipes.runner import Runner, StageFailed
 from fairseq_deep.recipes.steps import STAGES
 from fairseq_deep.tools.command_lines import flags_of
-from fairseq_deep.tools.output_files import write_text
 
 from . import cluster, depth, results, table, tune
 from .options import Compare, check_options, conditions, load_size, resolve, resolve_schedule
@@ -61,26 +59,23 @@ def shared_flags(args: Compare) -> tuple[list[str], int]:
     return flags + args.extra + args.schedule, every
 
 
-def plan_runs(args: Compare, systems: list[System], flags: list[str], every: int, tuned: bool = True) -> list[Run]:
+def plan_runs(args: Compare, systems: list[System], final: bool = True) -> list[Run]:
     """Return all runs: all systems with the first seed, then all systems with the second, and so on.
 
     Args:
-        tuned: whether the systems have their final learning rates; existing runs must then agree with them
+        final: whether the learning rates are final; existing runs must then agree with the systems
     """
-    runs = []
+    runs, folder = [], os.path.join(args.exp, "runs")
+    flags, every = shared_flags(args)
+    if final:
+        check_unchanged(systems, folder)
     for seed in args.seed_list:
         for system in systems:
-            folder = os.path.join(args.exp, "runs", system.label, f"seed{seed}")
             depth = ["--log-depth-interval", str(every)] if system.ours else []
             own = [*flags, *depth, *system.sizes, *system.flags]
-            runs.append(Run(system, seed, Plan(args.run(system.arch, folder, seed, own)).resolve(resumes=tuned)))
+            options = args.run(system.arch, os.path.join(folder, system.label, f"seed{seed}"), seed, own)
+            runs.append(Run(system, seed, Plan(options).resolve(resumes=final)))
     return runs
-
-
-def plan_search(args: Compare, systems: list[System]) -> list[Run]:
-    """Return the runs of a search for learning rates, in its directory ``args.exp``."""
-    check_unchanged(systems, os.path.join(args.exp, "runs"))
-    return plan_runs(args, systems, *shared_flags(args))
 
 
 def prepare_text(engine: Engine, plan: Plan) -> None:
@@ -104,7 +99,7 @@ def report(args: Compare, systems: list[System], runs: list[Run]) -> None:
     if not args.tables:
         print(f"\n{text}")
     if args.depth_list:
-        report_depth(folder, rows, args.tune_updates if args.tune_updates < args.updates else None)
+        depth.report(folder, rows, args.tune_updates if args.tune_updates < args.updates else None)
     if not any(row["done"] for row in rows):
         print(f"-> {folder}: table.md, table.csv, table.json; no picture, since all runs failed")
         return
@@ -115,23 +110,6 @@ def report(args: Compare, systems: list[System], runs: list[Run]) -> None:
         print(f"-> {folder}: table.md, table.csv, table.json, picture.png")
     except ImportError as error:
         print(f"-> {folder}: table.md, table.csv, table.json; no picture: {error}; pip install matplotlib")
-
-
-def report_depth(folder: str, rows: list[dict[str, Any]], searched: int | None) -> None:
-    """Write ``depth.md``, ``depth.json`` and, with matplotlib, ``depth.png``; for *searched* see `depth.page`."""
-    lines = {row["line"]: [other for other in rows if other["line"] == row["line"]] for row in rows}
-    complete = [row for same in lines.values() if all(row["done"] for row in same) for row in same]
-    if not complete:
-        return
-    found = depth.judge(complete, len(lines))
-    text = depth.page(found, [line for line, same in lines.items() if not all(row["done"] for row in same)], searched)
-    write_text(os.path.join(folder, "depth.md"), text)
-    write_json(os.path.join(folder, "depth.json"), found)
-    print(f"\n{text}")
-    with contextlib.suppress(ImportError):
-        from . import picture
-
-        picture.draw_depths(complete, os.path.join(folder, "depth.png"))
 
 
 def show_plan(args: Compare, systems: list[System], runs: list[Run]) -> None:
@@ -171,22 +149,19 @@ def work(args: Compare) -> None:
     place = os.path.join(args.exp, "conditions.json")
     old = read_json(place)
     resolve_schedule(args, old)
-    systems, flags = read_systems(args.arguments, args.systems), shared_flags(args)
-    shared = os.path.join(args.exp, "shared")
-    text = Plan(args.run(systems[0].arch, shared, args.seed_list[0], flags[0], stop_stage=3)).resolve()
+    systems, shared = read_systems(args.arguments, args.systems), os.path.join(args.exp, "shared")
+    flags = shared_flags(args)[0]
+    text = Plan(args.run(systems[0].arch, shared, args.seed_list[0], flags, stop_stage=3)).resolve()
     now = {**conditions(args), **({} if args.table_only else {TEXT: text.keys[3]})}
     check_conditions(args.exp, old, now, [[*args.extra, *system.flags] for system in systems])
     systems = depth.expand(systems, args.depth_list) if args.depth_list else systems
     check(systems, text.train_command, args.width)
     search = None
     if args.tune != "none":
-        search = tune.Tuner(args, plan_search, None, tune.rate_of(flags_of(text.train_command), "-- --lr"))
+        search = tune.Tuner(args, plan_runs, None, tune.rate_of(flags_of(text.train_command), "-- --lr"))
         search.check(systems)
         systems = search.choose(systems) if args.table_only else systems
-    folder, tuned = os.path.join(args.exp, "runs"), not search or args.table_only
-    if tuned:
-        check_unchanged(systems, folder)
-    runs = plan_runs(args, systems, *flags, tuned=tuned)
+    runs = plan_runs(args, systems, final=not search or args.table_only)
     if args.launcher == "slurm" and not args.table_only:
         cluster.check(args)
     show_plan(args, systems, runs)
@@ -209,8 +184,7 @@ def work(args: Compare) -> None:
             search.work = train
             systems = search.choose(systems)
             print("\n".join(map(tune.describe, systems)), flush=True)
-            check_unchanged(systems, folder)
-            runs = plan_runs(args, systems, *flags)
+            runs = plan_runs(args, systems)
         failed = train(runs)
         report(args, systems, runs)
     if failed:
