@@ -232,7 +232,7 @@ BAD = {
     "own loss": (["a=dlcl_6l --sentence-avg"], {}, ["a: --sentence-avg must be the same for all systems"]),
     "own start": (["a=dlcl_6l --finetune-from-model x.pt"], {}, ["a: --finetune-from-model must be the same"]),
     "own text": (["a=dlcl_6l --max-source-positions 20"], {}, ["a: --max-source-positions must be the same"]),
-    "own device": (["a=dlcl_6l --bf16"], {}, ["a: --bf16 must be the same for all systems"]),
+    "own device": (["a=dlcl_6l --bf16"], {}, ["a: --bf16 is set by this script: see --exp, --precision"]),
     "not in quotes": (["dlcl_6l one"], {}, ["'one' is not a flag", "quotes"]),
     "open quote": (["dlcl_6l 'one"], {}, ["No closing quotation"]),
     "twice": (["lstm_6l", "transformer_lstm_6l"], {}, ["lstm_6l is given twice"]),
@@ -263,16 +263,6 @@ def test_bad_input_is_refused_in_one_line(modules, monkeypatch, capsys, corpus, 
     done = SimpleNamespace(returncode=status, stderr=printed.err)
     recipes.assert_refused(done, *parts, status=2)
     assert not (tmp_path / "exp").exists()
-
-
-def test_the_package_may_be_installed_in_another_place(modules, tmp_path):
-    """The recipe names the clone's package, and fairseq takes one of this name only."""
-    clone = shutil.copytree(ROOT / "fairseq_deep", tmp_path / "fairseq_deep")
-    systems = importlib.import_module(f"{COMPARE}.systems")
-    found = [systems.System("a", "transformer_dlcl_6l", [])]
-    command = ["fairseq-train", str(tmp_path), "--user-dir", str(clone), "--task", "translation", "--arch", "x"]
-    systems.check(found, command, WIDTH)
-    assert found[0].ours and command[3] == str(clone)
 
 
 def test_a_dry_run_shows_what_would_be_trained(modules, monkeypatch, capsys, corpus, tmp_path):

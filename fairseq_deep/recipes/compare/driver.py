@@ -149,13 +149,17 @@ def work(args: Compare) -> None:
     place = os.path.join(args.exp, "conditions.json")
     old = read_json(place)
     resolve_schedule(args, old)
-    systems, shared = read_systems(args.arguments, args.systems), os.path.join(args.exp, "shared")
-    flags = shared_flags(args)[0]
-    text = Plan(args.run(systems[0].arch, shared, args.seed_list[0], flags, stop_stage=3)).resolve()
+    systems, flags = read_systems(args.arguments, args.systems), shared_flags(args)[0]
+
+    def plan(arch: str, own: list[str]) -> Plan:
+        folder = os.path.join(args.exp, "shared")
+        return Plan(args.run(arch, folder, args.seed_list[0], [*flags, *own], stop_stage=3)).resolve(resumes=False)
+
+    text = plan(systems[0].arch, [])
     now = {**conditions(args), **({} if args.table_only else {TEXT: text.keys[3]})}
     check_conditions(args.exp, old, now, [[*args.extra, *system.flags] for system in systems])
     systems = depth.expand(systems, args.depth_list) if args.depth_list else systems
-    check(systems, text.train_command, args.width)
+    check(systems, lambda arch, own: plan(arch, own).args, args.width)
     search = None
     if args.tune != "none":
         search = tune.Tuner(args, plan_runs, None, tune.rate_of(flags_of(text.train_command), "-- --lr"))

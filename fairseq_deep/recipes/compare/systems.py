@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import re
 import shlex
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq_deep.core.registry import nearest
 from fairseq_deep.errors import UsageError
-from fairseq_deep.recipes.changes import fit_schedule
-from fairseq_deep.recipes.model import parse_flags
 from fairseq_deep.recipes.record import read_json, write_json
 
 RECORD = "system.json"
@@ -122,12 +120,12 @@ def _parse(line: str, known: dict[str, Any]) -> System:
     return System(label, arch, words[1:])
 
 
-def check(systems: list[System], command: list[str], width: int) -> None:
+def check(systems: list[System], parse: Callable[[str, list[str]], argparse.Namespace], width: int) -> None:
     """Parse the flags of all systems like fairseq-train, and build each model without memory.
 
     Args:
-        systems: the systems; their ``sizes`` and ``ours`` are set
-        command: training command without flags of a system
+        systems: the systems; their ``ours``, ``sizes`` and ``settings`` are set
+        parse: returns the flags of an architecture's training command with the flags of a system
         width: common width, or 0 for each architecture's own
 
     Raises:
@@ -135,22 +133,16 @@ def check(systems: list[System], command: list[str], width: int) -> None:
     """
     import fairseq_deep
 
-    for name in ("fairseq", "fairseq_deep"):  # models log the same messages again when they are trained
-        logging.getLogger(name).setLevel(logging.WARNING)
     package = set(fairseq_deep.list_archs())
-    words = command[command.index("fairseq-train") + 1 :]
-    if "--user-dir" in words:  # fairseq rejects a second copy of a package, and this one is already imported
-        words[words.index("--user-dir") + 1] = os.path.dirname(fairseq_deep.__file__)
     for system in systems:
         system.ours = system.arch in package
-        base = [*words[: words.index("--arch") + 1], system.arch, *words[words.index("--arch") + 2 :]]
         try:
-            _check_one(system, base, width)
+            _check_one(system, parse, width)
         except (UsageError, SystemExit) as error:  # fairseq's parser exits
             raise UsageError(f"{system.label}: {error}") from error
 
 
-def _check_one(system: System, base: list[str], width: int) -> None:
+def _check_one(system: System, parse: Callable[[str, list[str]], argparse.Namespace], width: int) -> None:
     """Check a system, and set its ``sizes`` and ``settings``."""
     from fairseq.models import ARCH_MODEL_REGISTRY
 
@@ -159,12 +151,12 @@ def _check_one(system: System, base: list[str], width: int) -> None:
     for sides in (("encoder", "decoder"), ("encoder",), ("decoder",), ()) if width else ((),):
         sizes = [word for side in sides for word in (f"--{side}-ffn-embed-dim", str(4 * width))]
         try:
-            with_own = parse_flags([*fit_schedule(base, system.flags), *sizes, *system.flags])
+            with_own = parse(system.arch, [*sizes, *system.flags])
             _build(system, with_own)
         except (UsageError, SystemExit) as error:
             problem = error
             continue
-        _check_equal(parse_flags(base), with_own)
+        _check_equal(parse(system.arch, []), with_own)
         names = _names(ARCH_MODEL_REGISTRY[system.arch]) - {"log_depth_interval"}  # depends on the number of updates
         system.sizes = sizes
         system.settings = {name: getattr(with_own, name) for name in sorted(names) if hasattr(with_own, name)}

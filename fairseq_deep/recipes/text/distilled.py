@@ -25,6 +25,7 @@ from fairseq_deep.tools.output_files import check_new_folder, write_text
 
 from ..display import Display
 from ..engine import Engine, Failed
+from ..record import read_json
 from ..watch import Watch
 from .corpus import Row, find_text, in_folder, read_lines, read_rows, write_rows
 
@@ -90,12 +91,12 @@ class Job:
 
     def is_finished(self) -> bool:
         """Return whether the directory is complete, with verified checksums and the same settings."""
-        record = _read_json(os.path.join(self.output, RECORD))
+        record = read_json(os.path.join(self.output, RECORD))
         if not record:
             check_new_folder(self.output)
             return False
-        _check_same(record.get("settings"), self.settings, self.output)
-        for name, known in record.get("files", {}).items():
+        _check_same(record["settings"], self.settings, self.output)
+        for name, known in record["files"].items():
             path = os.path.join(self.output, name)
             if not os.path.isfile(path) or checksum(path) != known:
                 raise UsageError(f"{path} is missing or corrupt: delete {self.output} and run the same command again")
@@ -109,7 +110,7 @@ class Job:
         engine.take_lock(self.work, "lock", "--output")
         try:
             if self._has_shards():
-                _check_same(_read_json(path), settings, self.work)
+                _check_same(read_json(path), settings, self.work)
             else:  # new, or a call that was corrected
                 write_text(path, json.dumps(settings, indent=1) + "\n")
             yield
@@ -129,7 +130,7 @@ class Job:
 
     def _targets_of(self, number: int) -> dict[str, Any] | None:
         """Return the content of a shard; None if it is missing or incomplete."""
-        found = _read_json(self.path_of(number))
+        found = read_json(self.path_of(number))
         return found if found and len(found.get("targets", ())) == self._lines_of(number) else None
 
     def missing(self) -> set[int]:
@@ -248,19 +249,8 @@ def _others(text: Text) -> list[str]:
     return sorted(filter(pattern.fullmatch, os.listdir(text.folder)))
 
 
-def _read_json(path: str) -> dict[str, Any]:
-    """Return the object in a file; empty if there is none."""
-    try:
-        with open(path, encoding="utf-8") as stream:
-            found = json.load(stream)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _check_same(before: Any, now: dict[str, Any], folder: str) -> None:
+def _check_same(before: dict[str, Any], now: dict[str, Any], folder: str) -> None:
     """Reject settings that differ from those that *folder* was begun with."""
-    before = before if isinstance(before, dict) else {}
     other = [name for name, value in now.items() if before.get(name) != value]
     if other:
         raise UsageError(f"{folder} was written with another {', another '.join(other)}: use the same, or another "
