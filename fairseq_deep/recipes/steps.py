@@ -95,11 +95,9 @@ async def cut_text(runner: Runner) -> None:
         words = [word for name in names for word in (flag_of(name), getattr(options, name))]
         runner.call(f"subwords {quote(words)}", lambda: None)
         return
-    from .text.subwords import Settings, cut_corpus
+    from .text.subwords import cut_corpus
 
-    settings = Settings(plan.langs, options.bpe, options.bpe_merges, options.max_words, options.max_subwords,
-                        options.lowercase, options.workers)  # fmt: skip
-    runner.call("", cut_corpus, text, plan.path("text", "bpe"), settings)
+    runner.call("", cut_corpus, text, plan.path("text", "bpe"), plan)
 
 
 async def binarise(runner: Runner) -> None:

@@ -52,10 +52,10 @@ def run_rebuild():
 def run_subwords():
     args = flags("source-lang", "target-lang", "text", "out", "merges", "bpe", "max-words", "max-subwords", "workers",
                  "lowercase")  # fmt: skip
-    numbers = (int(args.merges), int(args.max_words), int(args.max_subwords or 0))
-    settings = subwords.Settings((args.source_lang, args.target_lang), args.bpe or "joint", *numbers,
-                                 args.lowercase == "true", int(args.workers or 1))  # fmt: skip
-    subwords.cut_corpus(args.text, args.out, settings)
+    plan = Plan({}, source_lang=args.source_lang, target_lang=args.target_lang, bpe=args.bpe or "joint",
+                bpe_merges=int(args.merges), max_words=int(args.max_words), max_subwords=int(args.max_subwords or 0),
+                lowercase=args.lowercase == "true", workers=int(args.workers or 1))  # fmt: skip
+    subwords.cut_corpus(args.text, args.out, plan)
 
 
 def run_process():

@@ -5,11 +5,13 @@ import multiprocessing
 import os
 import random
 import signal
+from types import SimpleNamespace
 
 import pytest
 from subword_nmt.apply_bpe import BPE
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.recipes.text import corpus, subwords
 from fairseq_deep.runtime import TextSteps, find_bundle
 from tests.helpers.recipes import LANGS, MAIN, assert_refused, checked, lines, write_pairs
@@ -109,7 +111,8 @@ def test_an_experiment_does_not_overwrite_or_read_its_own_text(text, tmp_path):
 
 
 def cut(text, out, bpe="joint", merges=30, most=0, lowercase=False, langs=LANGS, workers=1):
-    subwords.cut_corpus(str(text), str(out), subwords.Settings(langs, bpe, merges, 50, most, lowercase, workers))
+    options = Recipe(bpe=bpe, bpe_merges=merges, max_words=50, max_subwords=most, lowercase=lowercase, workers=workers)
+    subwords.cut_corpus(str(text), str(out), SimpleNamespace(langs=langs, options=options))
     return out
 
 

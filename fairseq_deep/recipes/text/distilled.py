@@ -95,8 +95,8 @@ class Job:
         if not record:
             check_new_folder(self.output)
             return False
-        _check_same(record["settings"], self.settings, self.output)
-        for name, known in record["files"].items():
+        _check_same(record.get("settings", {}), self.settings, self.output)
+        for name, known in record.get("files", {}).items():
             path = os.path.join(self.output, name)
             if not os.path.isfile(path) or checksum(path) != known:
                 raise UsageError(f"{path} is missing or corrupt: delete {self.output} and run the same command again")
