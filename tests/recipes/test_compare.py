@@ -435,8 +435,8 @@ def bleu(name):
 
 def plan(folder, updates="", average=1):
     """What a run needs of its plan."""
-    options, value = SimpleNamespace(average=average, source_lang="en"), lambda *_: updates or "0"
-    return SimpleNamespace(exp=str(folder), options=options, train_value=value, keys=["key"] * 8)
+    options = SimpleNamespace(average=average, source_lang="en", stage=0, stop_stage=7)
+    return SimpleNamespace(exp=str(folder), options=options, train_value=lambda *_: updates or "0", keys=["key"] * 8)
 
 
 def write_run(folder, kind, losses, parameters):
