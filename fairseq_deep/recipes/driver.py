@@ -21,7 +21,7 @@ from typing import Any
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.machine import count_cores
 
-from . import estimate, nodes, record, scripts, seeds
+from . import estimate, scripts, seeds, summary
 from .compare import cluster
 from .compare.trainings import Run
 from .display import Display
@@ -92,16 +92,10 @@ def _main(kind: str, script: str, *words: str) -> int:
 
 
 def describe(plan: Plan) -> None:
-    """Print the plan, and reject an experiment without enough free disk space."""
+    """Print the plan, and reject a new experiment without enough free disk space."""
     print(*estimate.describe(plan), sep="\n", flush=True)
-    if not plan.place.rank and not plan.options.dry_run:
-        check_disk(plan)
-
-
-def check_disk(plan: Plan) -> None:
-    """Reject an experiment without enough free disk space."""
-    free, needed = estimate.free_gb(plan.exp), estimate.needed_gb(plan)
-    if free + estimate.used_gb(plan.exp) < needed:
+    free, needed, begun = estimate.free_gb(plan.exp), estimate.needed_gb(plan), os.path.exists(plan.path("cmd.sh"))
+    if free < needed and not (begun or plan.options.dry_run):
         raise UsageError(
             f"{plan.exp}: {free} GB free, about {needed} GB needed: choose a larger disk with --exp, or lower "
             "--disk-gb if less is enough"
@@ -125,7 +119,7 @@ def run(plan: Plan, script: str, words: list[str]) -> int:
         if plan.seed_list and options.stop_stage >= 4:
             train_seeds(runner)
         elif options.stop_stage == 7 and not plan.place.rank:
-            record.print_table(plan.exp, plan.langs, report_result(runner))
+            summary.print_table(plan.exp, plan.langs, report_result(runner))
     return 0
 
 
@@ -160,7 +154,7 @@ def train_seeds(runner: Runner) -> None:
         raise StageFailed(f"stopped{jobs}; to resume: {runner.resume_words()}", 130) from None
     if args.stop_stage == 7:
         parts = [[run.seed for run in runs if (run.name in failed) == bad] for bad in (False, True)]
-        seeds.summarise(plan.exp, *parts)
+        summary.summarise(plan.exp, *parts)
     if failed:
         reasons = [f"{run.name}: {run.reason()}, see {run.folder}/logs" for run in runs if run.name in failed]
         raise StageFailed(f"error: {len(failed)} of {len(runs)} runs failed ({'; '.join(reasons)}); fix the problem, "
@@ -187,8 +181,6 @@ def prepare(runner: Runner) -> None:
         seeds.link_text(options.start_from, plan.exp)
     elif _changes_text(runner) and seeds.unlink_text(plan.exp):
         runner.markers.forget(1)  # the links were to the text of another run
-    if plan.place.nnodes > 1:
-        nodes.check_port(plan.place.port)
     if options.stage:
         runner.markers.forget(options.stage)
 

@@ -63,14 +63,6 @@ def free_gb(folder: str) -> int:
     return shutil.disk_usage(folder).free >> 30
 
 
-def used_gb(folder: str) -> int:
-    """Return the disk space of *folder*, in GB."""
-    total = 0
-    for place, _, names in os.walk(folder):
-        total += sum(os.lstat(os.path.join(place, name)).st_size for name in names)
-    return total >> 30
-
-
 def _data_words(plan: Plan) -> str:
     options = plan.options
     if plan.route == "download":

@@ -6,12 +6,10 @@ when it begins to train.
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import re
 import signal
-import socket
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -25,8 +23,10 @@ if TYPE_CHECKING:
 GRACE = 300
 """Seconds for the training processes to save and end by themselves after another process has ended."""
 
-FIELD = re.compile(r"^\s+(rank|exitcode)\s*: (-?\d+)")
+PROCESS = re.compile(r"^\s+rank\s*: (\d+).*\n\s+exitcode\s*: (-?\d+)", re.MULTILINE)
 AGENT = re.compile(r"torch[./]distributed[./]elastic")
+ENDING = re.compile(rf"^.*{AGENT.pattern}.*(closing signal|failed \(exitcode).*$", re.MULTILINE)
+"""A process that failed, and lines of torchrun: any, and the first after a process has ended."""
 
 
 class Place:
@@ -110,17 +110,7 @@ def explain(output: str) -> str:
 
     Empty if a signal has ended it, and a checkpoint was saved.
     """
-    words, ending, failures = "", False, list[list[int]]()
-    for line in output.splitlines():
-        field = FIELD.match(line)
-        if AGENT.search(line) and not ending:
-            ending = "closing signal" in line or "failed (exitcode" in line
-        elif field and field[1] == "rank":
-            failures.append([int(field[2]), 0])
-        elif field and failures:
-            failures[-1][1] = int(field[2])
-        elif line.strip() and not ending and not line.startswith(" "):
-            words = line.strip()  # the last line before the first process ended
+    failures = [(rank, int(status)) for rank, status in PROCESS.findall(output)]
     mild = (-signal.SIGTERM, -signal.SIGABRT)  # sent by torchrun, and by NCCL after the loss of another process
     for rank, status in failures:
         if status < 0 and status not in mild:
@@ -128,20 +118,7 @@ def explain(output: str) -> str:
             return f"process {rank} on {platform.node()} was ended by {signal.Signals(-status).name}{hint}"
     if any(status == STOPPED for _, status in failures):
         return ""
-    return words or "no output"
-
-
-def check_port(port: int) -> None:
-    """Reject a port of this machine that is in use or not allowed."""
-    try:
-        with socket.socket() as opened:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            opened.bind(("", port))
-            opened.listen(1)
-    except OSError as problem:
-        if problem.errno not in (errno.EADDRINUSE, errno.EACCES):
-            raise
-        why = "is in use" if problem.errno == errno.EADDRINUSE else "is not allowed"
-        raise UsageError(
-            f"port {port} {why} on {platform.node()}: use another one on all machines, --master HOST:PORT"
-        ) from None
+    end = ENDING.search(output)
+    lines = [line.strip() for line in output[: end and end.start()].splitlines()
+             if line.strip() and not line.startswith(" ") and not AGENT.search(line)]  # fmt: skip
+    return lines[-1] if lines else "no output"

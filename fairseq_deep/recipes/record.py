@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -9,7 +10,6 @@ import math
 import os
 import platform
 import re
-import shlex
 import statistics
 import subprocess
 import sys
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import records
-from fairseq_deep.runtime.text import joined
 from fairseq_deep.tools.machine import describe_cpu
 from fairseq_deep.tools.output_files import write_text
 
@@ -33,13 +32,6 @@ PACKAGES = ("fairseq-deep", "fairseq", "torch", "numpy", "sacrebleu", "sacremose
 SPEED = re.compile(r"\(([\d.]+) sentences/s, ([\d.]+) tokens/s\)")
 """The end of fairseq-generate's log."""
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
-
-
-def version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def commit() -> str:
@@ -58,6 +50,11 @@ def commit() -> str:
 
 
 def hardware(gpus: int) -> str:
+    """Describe the processor, or the GPUs.
+
+    Raises:
+        UsageError: torch sees fewer GPUs
+    """
     if not gpus:
         return f"{os.cpu_count()} cores, {describe_cpu()[0]}"
     import torch
@@ -81,17 +78,26 @@ def check_packages(names: list[str]) -> None:
 
 def write_environment(path: str, gpus: int) -> None:
     """Record versions, commit and hardware."""
-    facts = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
+    facts = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            facts[package] = importlib.metadata.version(package)
     facts.update(commit=commit(), system=platform.platform(), hardware=hardware(gpus))
     write_text(path, "".join(f"{key:13} {value}\n" for key, value in facts.items()))
 
 
 def read_environment(exp: str) -> dict[str, str]:
+    """Return the content of ``env.txt``; empty without the file."""
+    return dict(line.split(None, 1) for line in text_of(os.path.join(exp, "env.txt")).splitlines())
+
+
+def text_of(path: str) -> str:
+    """Return the text of a file; empty if it does not exist."""
     try:
-        with open(os.path.join(exp, "env.txt"), encoding="utf-8") as stream:
-            return dict(line.rstrip("\n").split(None, 1) for line in stream)
-    except OSError:
-        return {}
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return ""
 
 
 def read_json(path: str, schema: Any = None) -> dict[str, Any]:
@@ -104,25 +110,24 @@ def read_records(exp: str) -> list[dict[str, Any]]:
     return list(records.read_json_lines(os.path.join(exp, "train.jsonl"), records.TRAINED))
 
 
+def _by_update(lines: list[dict[str, Any]], kind: str, name: str) -> dict[int, dict[str, Any]]:
+    """Return the *lines* of a *kind* by update; if a resumed run repeated some, the later ones."""
+    return {int(line[name]): line for line in lines if line["kind"] == kind}
+
+
 def training_facts(exp: str) -> dict[str, Any]:
     """Return updates, epochs, validation perplexities, hours and commits of all sessions, and parameters."""
-    facts, sessions, commits, perplexities = {}, {}, [], {}
-    if os.path.exists(os.path.join(exp, "train.jsonl")):
-        for record in read_records(exp):
-            sessions[record["session"]] = record["time"] - record["session"]
-            commits += [record["commit"]] if "commit" in record else []
-            if record["kind"] == "valid":
-                updates, ppl = int(record["valid_num_updates"]), float(record["valid_ppl"])
-                perplexities[updates] = ppl  # if a resumed run repeated updates, the later value counts
-                facts.update(epochs=record["epoch"], updates=updates, valid_ppl=ppl)
-        if perplexities:
-            facts["best_valid_ppl"] = min(perplexities.values())
+    lines, facts = read_records(exp), dict[str, Any]()
+    valid = _by_update(lines, "valid", "valid_num_updates")
+    for update, line in valid.items():
+        facts.update(epochs=line["epoch"], updates=update, valid_ppl=float(line["valid_ppl"]))
+    if valid:
+        facts["best_valid_ppl"] = min(float(line["valid_ppl"]) for line in valid.values())
+    if lines:
+        sessions = {line["session"]: line["time"] - line["session"] for line in lines}
         facts["train_hours"] = round(sum(sessions.values()) / 3600, 4)
-        facts["commit"] = ", ".join(dict.fromkeys(commits))
-    log, counts = os.path.join(exp, "logs", "4-train.log"), []
-    if os.path.exists(log):
-        with open(log, encoding="utf-8", errors="replace") as stream:
-            counts = PARAMETERS.findall(stream.read())
+        facts["commit"] = ", ".join(dict.fromkeys(line["commit"] for line in lines if "commit" in line))
+    counts = PARAMETERS.findall(text_of(os.path.join(exp, "logs", "4-train.log")))
     facts["parameters"] = int(counts[-1].replace(",", "")) if counts else None
     return facts
 
@@ -131,13 +136,10 @@ def trained_with(exp: str) -> dict[str, Any]:
     """Return the settings that the model was trained with, independent of the current command."""
     flags = effective(read_command(os.path.join(exp, "train.sh")))
     try:
-        with open(os.path.join(exp, "trained-with.txt"), encoding="utf-8") as stream:
-            _, batch, _, devices = stream.read().splitlines()
+        _, batch, _, devices = text_of(os.path.join(exp, "trained-with.txt")).splitlines()
         count, max_tokens, update_freq = map(int, batch.split())
-    except (OSError, ValueError):
-        raise UsageError(
-            f"{exp}/trained-with.txt lacks the settings of training: run again with --stage 4"
-        ) from None
+    except ValueError:
+        raise UsageError(f"{exp}/trained-with.txt lacks the settings of training: run again with --stage 4") from None
     precision = [name for name in ("fp16", "bf16", "amp") if f"--{name}" in flags]
     return {
         "devices": devices,
@@ -151,6 +153,7 @@ def trained_with(exp: str) -> dict[str, Any]:
 
 
 def read_scores(exp: str, subset: str) -> dict[str, dict[str, Any]]:
+    """Return the scores of a set by each procedure."""
     measures = {"sacrebleu": "", "tokenised": "-tokenized", "compound_split": "-compound-split"}
     paths = {name: os.path.join(exp, f"score-{subset}{suffix}.json") for name, suffix in measures.items()}
     return {name: read_json(path, records.SCORE) for name, path in paths.items()}
@@ -165,10 +168,8 @@ def result_line(exp: str, system: str = "", command: str = "", seed: int | None 
         seed: the seed; None: as in ``RESULT.json``
     """
     result, lines = read_json(os.path.join(exp, "RESULT.json"), records.RESULT), read_records(exp)
-    # If an interrupted run repeated some updates, the later values replace the earlier ones.
-    inner = {int(record["num_updates"]): record for record in lines if record["kind"] == "train_inner"}
-    valid = {int(record["valid_num_updates"]): record for record in lines if "valid_loss" in record}
-    curve = {update: float(valid[update]["valid_loss"]) for update in sorted(valid)}
+    inner, valid = _by_update(lines, "train_inner", "num_updates"), _by_update(lines, "valid", "valid_num_updates")
+    curve = {update: float(valid[update]["valid_loss"]) for update in sorted(valid) if "valid_loss" in valid[update]}
     best = min(curve, key=lambda update: math.inf if math.isnan(curve[update]) else curve[update], default=None)
     speed = _decoding_speed(exp) if "bleu" in result else (None, None)
     # Medians, since an interval with a validation includes its time. Tokens per batch and per second have more digits
@@ -197,8 +198,7 @@ def _losses(line: dict[str, Any]) -> dict[str, float]:
 
 def _decoding_speed(exp: str) -> tuple[float | None, float | None]:
     """Return sentences and tokens per second of the last translation, from fairseq-generate's log."""
-    with open(os.path.join(exp, "logs", "6-generate.log"), encoding="utf-8", errors="replace") as stream:
-        found = SPEED.findall(stream.read())
+    found = SPEED.findall(text_of(os.path.join(exp, "logs", "6-generate.log")))
     return tuple(map(float, found[-1])) if found else (None, None)
 
 
@@ -219,6 +219,7 @@ def median(values: Iterable[float | None]) -> float | None:
 
 
 def read_data(exp: str) -> dict[str, Any]:
+    """Return the record of the text; empty without one."""
     for folder in ("raw", "bpe"):
         data = read_json(os.path.join(exp, "text", folder, "data.json"), records.DATA)
         if data:
@@ -258,8 +259,10 @@ def collect(exp: str, subsets: list[str], settings: dict[str, Any]) -> dict[str,
     means = {"mean_bleu": "sacrebleu", "mean_tokenised_bleu": "tokenised"} if len(tests) > 1 else {}
     record = {
         **(measures(test) if subsets else {}),
-        **{name: round(statistics.fmean(found[key].get("bleu", 0.0) for found in tests), 2)
-           for name, key in means.items()},
+        **{
+            name: round(statistics.fmean(found[key].get("bleu", 0.0) for found in tests), 2)
+            for name, key in means.items()
+        },
         **trained,
         "hardware": env.get("hardware"),
         "commit": trained.get("commit") or env.get("commit"),
@@ -280,72 +283,6 @@ def measures(test: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
     known = {name: round(value, 2) for name, value in found.items() if value is not None}
     return {"signature": test["sacrebleu"]["signature"], **known}
-
-
-def text_lines(path: str) -> list[str]:
-    with open(path, encoding="utf-8") as stream:
-        return stream.read().split("\n")
-
-
-def samples(exp: str, source_lang: str, target_lang: str, count: int = 3) -> list[tuple[str, ...]]:
-    """Choose a few short translations, evenly distributed over the test set: (source, ours, reference)."""
-    source = os.path.join(exp, "text", "raw", f"test.{source_lang}")
-    if not os.path.exists(source):
-        source = os.path.join(exp, "text", "bpe", f"test.{source_lang}")
-    files = [source, *(os.path.join(exp, f"test.{kind}.{target_lang}") for kind in ("hyp", "ref"))]
-    short = [row for row in zip(*map(text_lines, files)) if row[0] and max(map(len, row)) <= 110]
-    chosen = [short[len(short) * k // count] for k in range(min(count, len(short)))]
-    return [tuple(joined(text, "subword-nmt") for text in row) for row in chosen]
-
-
-def difference(against: dict[str, Any]) -> str:
-    """Describe the difference to the other system and its significance."""
-    parts = [f"{name} {found['difference']:+.2f} (p {found['p']:.3f})" for name, found in against["measures"].items()]
-    return f"{against['system']}: {', '.join(parts)}"
-
-
-def table_rows(exp: str, record: dict[str, Any], target_lang: str) -> list[tuple[str, str]]:
-    scores = record["scores"].get("test")
-    updates, epochs, minutes = record.get("updates", 0), record.get("epochs", 0), 60 * record.get("train_hours", 0)
-    rows = [
-        ("parameters", f"{record['parameters']:,}" if record["parameters"] else "unknown"),
-        ("training", f"{updates:,} updates to epoch {epochs}, {minutes:.1f} minutes"),
-        ("valid ppl", f"{record.get('valid_ppl', '-')} (best {record.get('best_valid_ppl', '-')})"),
-        ("hardware", record["hardware"] or "unknown"),
-    ]
-    if not scores:
-        return rows + [("record", os.path.join(exp, "RESULT.json"))]
-    rows.append(("sacreBLEU", f"{record['bleu']:.2f}  {record['signature']}"))
-    for key, label in (("tokenised", "tokenised"), ("compound_split", "comp. split")):
-        if scores[key]:
-            rows.append((label, f"{scores[key]['bleu']:.2f}  (not comparable with the line above)"))
-    others = {name: found["sacrebleu"]["bleu"] for name, found in record["scores"].items() if name[4:].isdigit()}
-    if others:
-        names = ", ".join(f"{name} {bleu:.2f}" for name, bleu in others.items())
-        rows.append(("other sets", f"{names}; mean of all test sets {record['mean_bleu']:.2f}"))
-    if "measures" in scores["sacrebleu"].get("against", {}):  # a multilingual score has pairs instead
-        rows.append(("against", difference(scores["sacrebleu"]["against"])))
-    files = (("output", f"test.hyp.{target_lang}"), ("model", "averaged.pt"), ("record", "RESULT.json"))
-    return rows + [(label, os.path.join(exp, name)) for label, name in files]
-
-
-def print_table(exp: str, langs: tuple[str, str], record: dict[str, Any]) -> None:
-    """Print a few translations and the table of results."""
-    print()
-    scored = "bleu" in record
-    for source, ours, reference in samples(exp, *langs) if scored else []:
-        print(f"  {langs[0]:11} {source}\n  {'ours':11} {ours}\n  {'reference':11} {reference}\n")
-    for label, value in table_rows(exp, record, langs[1]):
-        print(f"  {label:11} {value}")
-    print_next(exp)
-    if scored:
-        print(f"BLEU = {record['bleu']:.2f}")
-
-
-def print_next(exp: str) -> None:
-    """Print commands for the trained model in *exp*."""
-    print(f"  {'next':11} fairseq-deep translate {shlex.quote(exp)} --input FILE")
-    print(f"  {'':11} fairseq-deep package {shlex.quote(exp)} --output DIR")
 
 
 def write_json(path: str, content: Any) -> None:

@@ -1,7 +1,4 @@
-"""Training with several seeds: one common text in the experiment's directory, and one run per seed in seedN.
-
-``RESULT.json`` and a short table contain the results of all seeds.
-"""
+"""Training with several seeds: one common text in the experiment's directory, and one run per seed in seedN."""
 
 from __future__ import annotations
 
@@ -10,73 +7,16 @@ import glob
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.runtime.records import RESULT
-from fairseq_deep.tools.results import spread
-from fairseq_deep.tools.tables import format_table
 
 from .options import flag_of
-from .record import print_next, read_json, write_json
 from .stages import read_marker
 
 if TYPE_CHECKING:
     from .plan import Plan
     from .recipe import Recipe
-
-# name in RESULT.json, column header, format
-FIGURES = (
-    ("bleu", "BLEU", "{:.2f}"),
-    ("chrf", "chrF", "{:.2f}"),
-    ("valid_ppl", "valid ppl", "{:.2f}"),
-    ("best_valid_ppl", "best", "{:.2f}"),
-    ("difference", "difference", "{:+.2f}"),
-    ("p", "p", "{:.3f}"),
-)
-ROWS = (("mean", "mean"), ("std", "std"), ("least", "min"), ("most", "max"))
-
-
-def figures(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the results of one seed for the table; ``difference`` and ``p`` refer to BLEU."""
-    score = record["scores"].get("test", {}).get("sacrebleu", {})
-    other = score.get("against", {}).get("measures", {}).get("BLEU", {})
-    known = {"bleu": score.get("bleu"), "chrf": score.get("chrf")}
-    known.update((name, record.get(name)) for name in ("valid_ppl", "best_valid_ppl"))
-    known.update((name, other.get(name)) for name in ("difference", "p"))
-    return {name: value for name, value in known.items() if value is not None}
-
-
-def collect(exp: str, seeds: list[int], failed: list[int]) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """Return the record of all seeds, and the results of each."""
-    records = {seed: read_json(os.path.join(exp, f"seed{seed}", "RESULT.json"), RESULT) for seed in seeds}
-    for seed, record in records.items():
-        if not record:
-            raise UsageError(f"{exp}/seed{seed}/RESULT.json is missing: run again with --stage 7")
-    found = {seed: figures(record) for seed, record in records.items()}
-    summary = {}
-    for name, _, _ in FIGURES:
-        values = spread([row.get(name) for row in found.values()])
-        if values and name != "p":
-            summary[name] = values
-    signatures = dict.fromkeys(record["signature"] for record in records.values() if "signature" in record)
-    facts = {"signature": "; ".join(signatures), "seeds": seeds, "failed": failed, "runs": records}
-    return {**summary, **facts}, found
-
-
-def table(summary: dict[str, Any], found: dict[int, dict[str, Any]], failed: list[int]) -> str:
-    """Format a table with a row per seed and per entry of ``ROWS``."""
-    columns = [column for column in FIGURES if any(column[0] in row for row in found.values())]
-    lines = [["seed", *(head for _, head, _ in columns)]]
-    for seed in sorted([*found, *failed]):
-        row = found.get(seed, {})
-        cells = [form.format(row[name]) if name in row else "-" for name, _, form in columns]
-        lines.append([str(seed), *cells] if seed in found else [str(seed), "FAILED", *cells[1:]])
-    for label, key in ROWS:
-        values = [summary.get(name, {}).get(key) for name, _, _ in columns]
-        forms = [form if key != "std" else "{:.2f}" for _, _, form in columns]
-        lines.append([label, *("" if value is None else form.format(value) for form, value in zip(forms, values))])
-    return format_table(lines, right=range(1, len(columns) + 1), indent="  ")
 
 
 def parse(text: str) -> list[int]:
@@ -157,20 +97,3 @@ def unlink_text(folder: str) -> bool:
     for path in links:
         os.remove(path)
     return bool(links)
-
-
-def summarise(exp: str, seeds: list[int], failed: list[int]) -> None:
-    """Write the record of all seeds and print their table."""
-    if not seeds:
-        return
-    summary, found = collect(exp, seeds, failed)
-    path = os.path.join(exp, "RESULT.json")
-    write_json(path, summary)
-    scored = "bleu" in summary
-    print()
-    print(table(summary, found, failed))
-    print(f"  signature {summary['signature']}" if scored else "  not translated")
-    print(f"  record    {path}")
-    print_next(os.path.join(exp, f"seed{seeds[0]}"))
-    if scored:
-        print(f"BLEU = {summary['bleu']['mean']:.2f}")

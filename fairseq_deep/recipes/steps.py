@@ -134,8 +134,6 @@ async def train(runner: Runner) -> None:
     if not runner.dry:
         positions = [getattr(plan.args, f"max_{side}_positions", None) or 1024 for side in ("source", "target")]
         check_lengths(plan.path("text", "bpe"), plan.langs, options.max_tokens, dict(zip(plan.langs, positions)))
-        if plan.place.nnodes > 1:
-            nodes.check_port(plan.place.port)
         if not can_resume(plan.path("checkpoints")) and os.path.isfile(records):  # the record of an earlier run
             os.replace(records, plan.path("train.before.jsonl"))
         write_text(plan.path("trained-with.txt"), "\n".join(plan.run_record()) + "\n")
@@ -232,52 +230,38 @@ async def score(runner: Runner) -> None:
         common = ["fairseq-deep", "score", "--generate-output", output]
         own = tokenizer_language(options.target_lang)
         lang = ["--lang", own] if own else []
+        plain, tokenised = _references(runner, subset)
         await runner.run(
             *common, "--detokenize", options.target_lang, *lang, *cased,
-            "--hypotheses", plan.path(f"{subset}.hyp.{options.target_lang}"), *_references(runner, subset), *other,
+            "--hypotheses", plan.path(f"{subset}.hyp.{options.target_lang}"), *plain, *other,
             "--json", plan.path(f"score-{subset}.json"),
         )  # fmt: skip
         for procedure in ("tokenized", "compound-split"):
             out = plan.path(f"score-{subset}-{procedure}.json")
-            await runner.run(*common, f"--{procedure}", *cased, *_tokenized_references(runner, subset), "--json", out)
+            await runner.run(*common, f"--{procedure}", *cased, *tokenised, "--json", out)
 
 
-def _references(runner: Runner, subset: str) -> list[str]:
-    """Return the flags of `score` for one or several references."""
-    plan, lang = runner.plan, runner.plan.options.target_lang
-    plain = plan.path("text", "raw", f"{subset}.{lang}")
-    words = ["--references", plan.path(f"{subset}.ref.{lang}")]
-    if os.path.isfile(plain) or runner.dry and plan.route != "tar":
-        words += ["--ref", plain]
-    count = _count_further_references(runner, subset)
-    for number in range(1, count + 1):
-        words += ["--references", plan.path(f"{subset}.ref{number}.{lang}"), "--ref", f"{plain}.ref{number}"]
-    if not runner.dry:
-        for path in glob.glob(os.path.join(glob.escape(plan.exp), f"{subset}.ref[0-9]*.{lang}")):
-            number = re.fullmatch(rf"{subset}\.ref(\d+)\.{re.escape(lang)}", os.path.basename(path))
-            if number and int(number[1]) > count:
-                os.remove(path)  # left from a text with more references
-    return words
-
-
-def _count_further_references(runner: Runner, subset: str) -> int:
-    """Return the number of further references of a test set, after the first."""
-    plan = runner.plan
+def _references(runner: Runner, subset: str) -> tuple[list[str], list[str]]:
+    """Return the flags of `score` for one or several references: plain, and tokenised; without, it uses T- lines."""
+    plan, first = runner.plan, f"{subset}.{runner.plan.options.target_lang}"
+    raw, bpe = plan.path("text", "raw"), plan.path("text", "bpe")
     # in a dry run there may be no text yet: count the files in --data
-    folder = plan.options.data if runner.dry and plan.route == "folder" else plan.path("text", "raw")
-    pattern = os.path.join(glob.escape(folder), f"{subset}.{plan.options.target_lang}.ref[0-9]*")
-    return len(glob.glob(pattern)) if subset.startswith("test") else 0
-
-
-def _tokenized_references(runner: Runner, subset: str) -> list[str]:
-    """Return the flags of `score` for the tokenised references; without these, it uses the T- lines."""
-    plan, count = runner.plan, _count_further_references(runner, subset)
-    first = f"{subset}.{plan.options.target_lang}"
+    folder = plan.options.data if runner.dry and plan.route == "folder" else raw
+    count = len(glob.glob(os.path.join(glob.escape(folder), f"{first}.ref[0-9]*"))) if subset[:4] == "test" else 0
+    copies = [plan.path(f"{subset}.ref{number}.{plan.options.target_lang}") for number in ("", *range(1, count + 1))]
     names = [first, *(f"{first}.ref{number}" for number in range(1, count + 1))]
-    paths = [plan.path("text", "bpe", f"{name}.tok") for name in names]
-    if plan.route == "tar" or not runner.dry and not all(map(os.path.isfile, paths)):
-        return []
-    return [word for path in paths for word in ("--ref", path)]
+    plain, tokenised = [], []
+    for copy, name in zip(copies, names):
+        plain += ["--references", copy]
+        if runner.dry and plan.route != "tar" or os.path.isfile(os.path.join(raw, name)):
+            plain += ["--ref", os.path.join(raw, name)]
+        tokenised += ["--ref", os.path.join(bpe, f"{name}.tok")]
+    if not runner.dry:
+        for path in glob.glob(os.path.join(glob.escape(plan.exp), f"{subset}.ref[0-9]*.{plan.options.target_lang}")):
+            if path not in copies:  # left from a text with more references
+                os.remove(path)
+    known = plan.route != "tar" if runner.dry else all(map(os.path.isfile, tokenised[1::2]))
+    return plain, tokenised if known else []
 
 
 async def _score_pairs(runner: Runner, cased: list[str]) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import torch
 
-from fairseq_deep.recipes.record import table_rows
+from fairseq_deep.recipes.summary import table_rows
 from tests.helpers import recipes
 from tests.helpers.commands import FEED_FORWARD
 from tests.helpers.paths import ROOT
