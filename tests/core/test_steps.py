@@ -207,6 +207,15 @@ def test_a_search_begins_with_one_hypothesis_per_sentence(name, prepared):
     near(steps_of_search(model, script, one_by_one=True)[1:], by_torch(lambda: steps(model, script))[1:])
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_first_token_must_be_in_the_dictionary(kernels, prepared, monkeypatch):
+    monkeypatch.setattr(library, "enabled", kernels)
+    model = prepared("pre")
+    state = model.decoder.start(model.encoder(torch.tensor([[5, 6, 2]]), None))
+    with pytest.raises(IndexError):
+        state.step(torch.tensor([model.decoder.embed_tokens.num_embeddings]))
+
+
 @with_kernels
 @pytest.mark.parametrize("name, calls", [("pre", 3), ("other layers", 3)])
 def test_the_attention_of_the_alignment_is_left_to_torch(name, calls, prepared, monkeypatch):
