@@ -115,8 +115,9 @@ class NativeState:
         Raises:
             IndexError: a first token is not in the dictionary; a search only chooses tokens in it
         """
-        if self._step.length == 0 and int(words.max()) >= self._decoder.embed_tokens.num_embeddings:
-            raise IndexError(f"a token exceeds the {self._decoder.embed_tokens.num_embeddings} entries of the dictionary")
+        entries = self._decoder.embed_tokens.num_embeddings
+        if self._step.length == 0 and int(words.max()) >= entries:
+            raise IndexError(f"a token exceeds the {entries} entries of the dictionary")
         step, position = self._advance(words.numel()), self._decoder.position_row(self._step.length + 1)
         if self._native.struct is None:
             scores = self._by_layer(step, words, position), None, None
