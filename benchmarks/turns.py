@@ -4,6 +4,7 @@ OpenMP's threads wait for work by spinning, and two libraries in one process wou
 system has a process with the same number of threads, one of them works at a time, and the others block on a pipe.
 """
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -20,6 +21,8 @@ import torch
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.machine import count_cores, describe_cpu
 
+START = "spawn"
+"""How workers start; "fork" is faster, for tests."""
 PAUSE = 0.3  # seconds until the threads of the system before have stopped spinning
 PACKAGES = ("torch", "fairseq", "ctranslate2")
 
@@ -32,12 +35,11 @@ def serve(pipe, make, system, settings):
     try:
         worker = make(system, settings)
         pipe.send(("", None))
-        while True:
-            method, arguments = pipe.recv()
+        for method, arguments in iter(pipe.recv, None):
             start, used = time.perf_counter(), time.process_time()
             found = getattr(worker, method)(*arguments)
             pipe.send(("", (time.perf_counter() - start, time.process_time() - used, found)))
-    except (EOFError, KeyboardInterrupt):  # no more requests
+    except (EOFError, KeyboardInterrupt):
         return
     except (SystemExit, UsageError) as error:
         pipe.send((str(error), None))
@@ -59,7 +61,7 @@ class Turns:
 
     def __enter__(self):
         os.environ["OMP_NUM_THREADS"] = str(self.settings.threads)
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START)
         try:
             for system in self.systems:  # one after the other: what a system measures as it loads, it measures alone
                 pipe, end = context.Pipe()
@@ -76,6 +78,8 @@ class Turns:
 
     def __exit__(self, *error):
         for process, pipe in self.workers.values():
+            with contextlib.suppress(OSError):  # of one that has failed
+                pipe.send(None)
             pipe.close()
             process.join(timeout=10)
             if process.is_alive():

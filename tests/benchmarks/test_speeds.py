@@ -25,6 +25,13 @@ SMALL = "--dim 64 --layers 1 --vocabulary 200 --rounds 1".split()
 SEARCH = "--sentences 5 --length 8 --beam 2 --max-len-a 0 --max-len-b 6 --systems".split()
 
 
+@pytest.fixture(autouse=True)
+def workers(monkeypatch):
+    """Workers are forks of this process, and there is no pause between them."""
+    monkeypatch.setattr(turns, "START", "fork")
+    monkeypatch.setattr(turns, "PAUSE", 0)
+
+
 @pytest.fixture
 def table(capsys):
     """table(benchmark, *words): {system: cells of its row}, in the order of the table."""
