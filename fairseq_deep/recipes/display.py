@@ -58,7 +58,7 @@ class Display:
         due: time of the next line
     """
 
-    def __init__(self, every: float = 10, bars: bool = True):
+    def __init__(self, every: float = 10, bars: bool = True) -> None:
         self.bars: Any = _make_bars() if bars else None
         self.ids: dict[str, Any] = {}
         self.first: dict[tuple[str, str], tuple[float, float]] = {}

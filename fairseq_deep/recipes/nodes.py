@@ -39,7 +39,7 @@ class Place:
         UsageError: options conflict or are missing
     """
 
-    def __init__(self, options: Recipe):
+    def __init__(self, options: Recipe) -> None:
         steps = int(os.environ.get("SLURM_STEP_NUM_NODES") or 1)
         self.host, self.port = "", 0
         self.nnodes = steps if options.nnodes == "auto" else options.nnodes

@@ -88,7 +88,7 @@ class Options:
         conf_flags: {flag of fairseq-train in conf files: its value}
     """
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.help = False
         self.given: set[str] = set()
         self.extra: list[str] = []

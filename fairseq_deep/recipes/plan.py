@@ -38,7 +38,7 @@ class Plan:
         notes: problems that a dry run only reports
     """
 
-    def __init__(self, options: Recipe):
+    def __init__(self, options: Recipe) -> None:
         self.options, self.notes = options, []
         if options.demo and "conf" not in options.given:
             options.conf = "demo"

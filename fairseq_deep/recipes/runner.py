@@ -32,7 +32,7 @@ class StageFailed(Exception):
         reason: the reason of a failure, without the command that resumes the run
     """
 
-    def __init__(self, message: str, status: int = 1, reason: str = ""):
+    def __init__(self, message: str, status: int = 1, reason: str = "") -> None:
         super().__init__(message)
         self.status, self.reason = status, reason
 
@@ -40,7 +40,7 @@ class StageFailed(Exception):
 class Tee:
     """Writes text to several streams; the first is the screen."""
 
-    def __init__(self, *streams: Any):
+    def __init__(self, *streams: Any) -> None:
         self.streams, self.screen = streams, streams[0]
 
     def write(self, text: str) -> int:
@@ -81,7 +81,7 @@ class Runner:
         out: IO[str] | None = None,
         display: Callable[[], Display] = Display,
         environment: dict[str, str] | None = None,
-    ):
+    ) -> None:
         self.plan, self.engine, self.dry = plan, engine, plan.options.dry_run
         self.out, self.display, self.environment = out, display, environment or {}
         self.markers = Markers(plan)

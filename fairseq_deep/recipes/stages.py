@@ -102,7 +102,7 @@ def compute_keys(plan: Plan) -> list[str]:
 class Markers:
     """Marker files of finished stages."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan) -> None:
         self.exp, self.keys = plan.exp, plan.keys
 
     def path(self, stage: int) -> str:

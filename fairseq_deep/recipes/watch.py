@@ -33,7 +33,7 @@ class Watch:
         name: name of the command; empty: its first words
     """
 
-    def __init__(self, display: Display | None = None, name: str = ""):
+    def __init__(self, display: Display | None = None, name: str = "") -> None:
         self.display, self.name, self.begun = display or Display(), name, time.time()
         self.last, self.printed = "no output yet", ""
 
@@ -81,7 +81,7 @@ class Train(Watch):
         limits: values of ``--max-epoch``, ``--max-update`` and ``--stop-time-hours``, of all sessions together
     """
 
-    def __init__(self, exp: str, limits: Sequence[float], display: Display | None = None):
+    def __init__(self, exp: str, limits: Sequence[float], display: Display | None = None) -> None:
         super().__init__(display, TRAIN)
         epochs, updates, hours = limits
         self.limits, self.earlier = (epochs, updates, 60 * hours), 3600 * training_facts(exp).get("train_hours", 0.0)
@@ -145,7 +145,7 @@ def _end_line(stream: IO[str]) -> None:
 class Generate(Watch):
     """Watcher that counts and stores translations; a missing sentence is an error, and empty lines remain empty."""
 
-    def __init__(self, source: str, out: str, display: Display | None = None):
+    def __init__(self, source: str, out: str, display: Display | None = None) -> None:
         super().__init__(display, f"translate {os.path.basename(source)}")
         with open(source, encoding="utf-8") as stream:
             self.empty = [not line.strip() for line in stream]
