@@ -39,6 +39,12 @@ def make(build):
     return make
 
 
+@pytest.fixture
+def batch(dictionary):
+    """A small one, since every pair of positions is a step of a loop."""
+    return make_batch(dictionary, (4, 3), (3, 4))
+
+
 def assert_equations(model, batch, causal=True, encode=True, rtol=1e-7, atol=1e-8):
     source, lengths, target = batch
     words = target.ne(PAD)
@@ -51,7 +57,7 @@ def assert_equations(model, batch, causal=True, encode=True, rtol=1e-7, atol=1e-
 
 def padded_batch(dictionary):
     """With padding on the left of sources, and on the left, on the right and in the middle of targets."""
-    source, lengths, target = make_batch(dictionary, target_lengths=(4, 6, 6))
+    source, lengths, target = make_batch(dictionary, (4, 3, 2), (3, 5, 5))
     target[1] = target[1].roll(2)
     target[1, :2], target[2, 3] = PAD, PAD
     return source, lengths, target

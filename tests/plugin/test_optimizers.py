@@ -1,4 +1,4 @@
-"""``--optimizer fused_adam`` and ``muon``: their steps, states, precisions and launches, and whose matrices Muon has.
+"""``--optimizer fused_adam`` and ``muon``: their steps, states and precisions, and whose matrices Muon has.
 
 Adam is compared with fairseq's, Muon with the equations in loops and with torch's.
 """
@@ -247,13 +247,13 @@ def config(name, precision="fp16", flatten=False, **options):
     })  # fmt: skip
 
 
-# type, fairseq's wrapper, whether it would flatten the copies in fp32, the launches of an update
+# type, fairseq's wrapper, whether it would flatten the copies in fp32
 FORMS = {
-    "fp16_memory": (torch.float16, optim.MemoryEfficientFP16Optimizer, False, 17),
-    "bf16_memory": (torch.bfloat16, optim.MemoryEfficientFP16Optimizer, False, 23),
-    "bf16": (torch.bfloat16, FP16Optimizer, False, 19),
-    "fp16": (torch.float16, FP16Optimizer, False, 15),
-    "fp16_flat": (torch.float16, FP16Optimizer, True, 16),
+    "fp16_memory": (torch.float16, optim.MemoryEfficientFP16Optimizer, False),
+    "bf16_memory": (torch.bfloat16, optim.MemoryEfficientFP16Optimizer, False),
+    "bf16": (torch.bfloat16, FP16Optimizer, False),
+    "fp16": (torch.float16, FP16Optimizer, False),
+    "fp16_flat": (torch.float16, FP16Optimizer, True),
 }
 every_form = pytest.mark.parametrize("form", FORMS)
 
@@ -263,7 +263,7 @@ def wrapped(form, name, weights, **options):
     name, stock = ("adam", True) if name == "stock" else (name, False)
     if form == "fp32":
         return optim.build_optimizer(config(name, "", **options)["optimizer"], weights)
-    dtype, wrapper, flatten, _ = FORMS[form]
+    dtype, wrapper, flatten = FORMS[form]
     wrapper = StockFP16Optimizer if stock and wrapper is FP16Optimizer else wrapper
     cfg = config(name, "bf16" if dtype == torch.bfloat16 else "fp16", flatten, **options)
     return wrapper.build_optimizer(cfg, weights)
