@@ -197,10 +197,13 @@ def depthwise(side, x, context):
 
 
 def run_stack(side, x, context):
-    """Output of the encoder or decoder *side* before its final norm, and the outputs y_0 ... y_L of its layers."""
+    """The outputs y_0 ... y_L of the layers of an encoder or decoder, the last one before its final norm.
+
+    Of a depth-wise LSTM only the last, and of MSC's encoder the layers, as functions.
+    """
     stack, outputs = side.stack, [x]
     if not stack.layout.feed_forward:
-        return depthwise(side, x, context), outputs
+        return [depthwise(side, x, context)]
 
     def recorded(function):
         def call(x):
@@ -215,10 +218,10 @@ def run_stack(side, x, context):
     name, options = stack.aggregator.name, dict(stack.aggregator.options)
     options.pop("inner", None)
     if name == "msc" and stack.side == "encoder":
-        return None, layers
+        return layers
     name = "residual" if name == "msc" else name  # which is of encoders
     path = naive_aggregators.path(name, side.aggregator, x, layers, stack.side, **options)
-    return path[-1], [*outputs[:-1], path[-1]]
+    return [*outputs[:-1], path[-1]]
 
 
 def memories_of(encoder, x, outputs, count):
@@ -237,9 +240,9 @@ def memories_of(encoder, x, outputs, count):
     return list(map(final, found))
 
 
-def scores(model, batch, causal=True, encode=True):
-    """Scores (B x T x V) of *model*; unless *encode*, with the output of its own encoder."""
-    source, lengths, target = batch
+def scores(model, batch, causal=True):
+    """Scores (B x T x V) of *model*; unless *causal*, target positions see later ones."""
+    source, _, target = batch
     words, depth, kind = target.ne(PAD), model.decoder.stack.layers, model.decoder.stack.attention.name
 
     def seen(b, i, j):
@@ -249,11 +252,8 @@ def scores(model, batch, causal=True, encode=True):
         return (j <= i or not causal) and (bool(words[b, j]) or j == i)
 
     means = naive_average.average_mask(words, causal)
-    if encode:
-        x = start(model.encoder, source).masked_fill(source.eq(PAD).T.unsqueeze(-1), 0.0)
-        top, outputs = run_stack(model.encoder, x, Context("self", None, seen, seen, means))
-        memories = memories_of(model.encoder, x, outputs if top is None else [*outputs[:-1], top], depth)
-    else:
-        memories = [model.encoder(source, lengths)["encoder_out"][0]] * depth
-    x, outputs = run_stack(model.decoder, start(model.decoder, target), Context(kind, memories, seen, earlier, means))
+    x = start(model.encoder, source).masked_fill(source.eq(PAD).T.unsqueeze(-1), 0.0)
+    outputs = run_stack(model.encoder, x, Context("self", None, seen, seen, means))
+    memories = memories_of(model.encoder, x, outputs, depth)
+    x = run_stack(model.decoder, start(model.decoder, target), Context(kind, memories, seen, earlier, means))[-1]
     return norm(model.decoder.layer_norm)(x).transpose(0, 1) @ model.decoder.output_projection.weight.T
