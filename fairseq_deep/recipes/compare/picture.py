@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from typing import Any
+
+import numpy
 
 from fairseq_deep.tools import pictures
 
@@ -18,9 +18,7 @@ def draw(rows: list[Row], path: str) -> None:
     shown = [(index, row) for index, row in enumerate(rows) if row["done"]]
     figure = pictures.new_figure(13, max(4.6, 1.2 + 0.26 * len(shown)))
     left, right = figure.subplots(1, 2)
-    for index, row in shown:
-        _draw_curve(left, row, _look(index))
-    _limit_losses(left, [row for _, row in shown])
+    _draw_curves(left, shown)
     left.set(xlabel="updates", ylabel="validation loss", title="Validation loss while training")
     figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
     _rank(right, shown)
@@ -44,30 +42,24 @@ def _look(index: int) -> dict[str, Any]:
     return {**style, "marker": MARKERS[(turn + place) % len(MARKERS)]}
 
 
-def _means(row: Row) -> dict[int, float]:
-    """Return the mean loss at each update that all seeds have."""
-    curves = [row["curve"][seed] for seed in row["done"]]
-    updates = sorted(set.intersection(*map(set, curves)))
-    return {update: statistics.fmean(curve[update] for curve in curves) for update in updates}
+def _draw_curves(axes: Any, shown: list[tuple[int, Row]]) -> None:
+    """Draw the mean loss at each update that all seeds have, and its range over seeds.
 
-
-def _limit_losses(axes: Any, rows: list[Row]) -> None:
-    """Cut the axis at twice the largest first loss, so a diverged run does not flatten the other curves."""
-    curves = [[loss for loss in _means(row).values() if math.isfinite(loss)] for row in rows]
-    top = 2 * max((curve[0] for curve in curves if curve), default=math.inf)
-    losses = [loss for curve in curves for loss in curve]
-    if max(losses, default=0) > top:
-        axes.set_ylim(min(losses) - 0.05 * (top - min(losses)), top)
-
-
-def _draw_curve(axes: Any, row: Row, look: dict[str, Any]) -> None:
-    curves, means = [row["curve"][seed] for seed in row["done"]], _means(row)
-    updates = list(means)
-    style = {key: look[key] for key in ("color", "linestyle")}
-    axes.plot(updates, list(means.values()), label=row["system"], linewidth=1.4, **style)
-    if len(curves) > 1:
-        band = [[pick(curve[update] for curve in curves) for update in updates] for pick in (min, max)]
-        axes.fill_between(updates, *band, color=look["color"], alpha=0.15, linewidth=0)
+    The axis ends at twice the largest first loss, so a diverged run does not flatten the other curves.
+    """
+    means = []
+    for index, row in shown:
+        look, curves = _look(index), [row["curve"][seed] for seed in row["done"]]
+        updates = sorted(set.intersection(*map(set, curves)))
+        losses = numpy.array([[curve[update] for update in updates] for curve in curves])
+        means.append(losses.mean(0))
+        axes.plot(updates, means[-1], linewidth=1.4, **{**look, "marker": ""}, label=row["system"])
+        if len(curves) > 1:
+            axes.fill_between(updates, losses.min(0), losses.max(0), color=look["color"], alpha=0.15, linewidth=0)
+    means = [mean[numpy.isfinite(mean)] for mean in means]
+    known, top = numpy.concatenate(means), 2 * max((mean[0] for mean in means if len(mean)), default=numpy.inf)
+    if max(known, default=0) > top:
+        axes.set_ylim(min(known) - 0.05 * (top - min(known)), top)
 
 
 def _errors(rows: list[Row], measure: str) -> list[list[float]]:
