@@ -12,6 +12,7 @@ A schema is one of these:
 Objects have no duplicate names, strings are valid Unicode, and nesting is limited to `DEEPEST` levels.
 """
 
+import itertools
 import json
 import math
 import os
@@ -26,6 +27,7 @@ LARGEST_FILE = 1 << 28
 """Maximum size of a record, in bytes."""
 DEEPEST = 50
 """Maximum nesting depth of objects and lists."""
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{\]}]', re.DOTALL)
 
 
 class Check(NamedTuple):
@@ -115,13 +117,16 @@ def parse(content: str) -> Any:
     Raises:
         ValueError: *content* is not JSON, names are repeated, nesting is too deep, or a string is not valid Unicode
     """
+    steps = ((word in "[{") - (word in "]}") for word in _STRING_OR_BRACKET.findall(content))
+    if max(itertools.accumulate(steps), default=0) > DEEPEST:
+        raise ValueError(f"nested more than {DEEPEST} levels deep")
     try:
         found = json.loads(content, object_pairs_hook=once)
-    except RecursionError:
-        raise ValueError(f"nested more than {DEEPEST} levels deep") from None
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("a string has half of a surrogate pair") from None
     except ValueError as error:
         raise ValueError(f"not valid JSON: {str(error)[:100]}") from None
-    _check_plain(found)
     return found
 
 
@@ -135,26 +140,6 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError("a name is repeated in one object")
     return found
-
-
-def _check_plain(value: Any) -> None:
-    level = [value]
-    for _ in range(DEEPEST):
-        parts = [part for each in level if isinstance(each, (dict, list)) for part in _parts(each)]
-        if any(isinstance(part, str) and re.search("[\ud800-\udfff]", part) for part in (*level, *parts)):
-            raise ValueError("a string has half of a surrogate pair")
-        level = parts
-        if not level:
-            return
-    raise ValueError(f"nested more than {DEEPEST} levels deep")
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        yield from value
-        yield from value.values()
-    else:
-        yield from value
 
 
 def check(value: Any, schema: Any, name: str = "") -> None:

@@ -39,6 +39,7 @@ REFUSED = [
     (PRE, {**IDENTITY, "ode_method": "ema", "ode_order": 1}, "--ode-identity has no effect with --ode-order 1"),
     (PRE, {"decoder_layer_agg": "ode"}, "--layer-agg ode requires an encoder"),
     (PRE, {**ODE, "encoder_layer_agg": "dlcl", "ode_history": "dlcl"}, "another --decoder-layer-agg"),
+    (PRE, {**ODE, "checkpoint_activations": True, "offload_activations": True}, "evaluates layers more than once"),
     (PRE, {**ODE, "encoder_layers_to_keep": "0"}, "--encoder-layers-to-keep is not supported with"),
     (PRE, {**ODE, "dlcl_window": 2}, "--dlcl-window has no effect without"),
     (PRE, {**ODE, "ode_history": "dlcl", "dlcl_window": 0}, "--dlcl-window 0"),

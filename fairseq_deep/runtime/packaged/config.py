@@ -10,7 +10,6 @@ import argparse
 from typing import Any
 
 from fairseq_deep.core import alignment, description
-from fairseq_deep.core.layers.feed_forward import ACTIVATIONS
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.records import (
     LARGEST_NUMBER,
@@ -37,36 +36,26 @@ NEWER = "install a newer fairseq_deep, or the plugin that has it"
 
 _line = text(r"[^\x00-\x1f\x7f]{0,200}", "one line of text")
 _positions = whole(1, LARGEST_NUMBER)
-_size = whole(-1, LARGEST_NUMBER)
-_share = number(0, 1)
-_number = Check("a number", is_number)
 _option = Check(
     "a short text or a number",
-    lambda value: is_number(value) and abs(value) <= LARGEST_NUMBER or text(r"[\w.,+ \[\]-]{0,100}", "")(value),
-)
-_unsupported = Check("null or false: only fairseq supports it", lambda value: not value)
+    lambda value: value is None or isinstance(value, bool) or is_number(value) and abs(value) <= LARGEST_NUMBER
+    or text(r"[\w.,+ \[\]-]{0,100}", "")(value) or isinstance(value, list) and len(value) <= 100
+    and all(map(_option, value)),
+)  # fmt: skip
+"""A flag of the model; its type and range are checked when the model is described."""
 
-STACK = {
-    **{name: _size for name in ("embed_dim", "ffn_embed_dim", "layers", "attention_heads")},
-    **{name: truth for name in ("normalize_before", "learned_pos")},
-    "layerdrop": _share,
-}
-FAIRSEQ = {
-    **{f"{side}_{name}": check for side in ("encoder", "decoder") for name, check in STACK.items()},
-    **{name: _share for name in ("dropout", "attention_dropout", "activation_dropout", "relu_dropout")},
-    **{name: _positions for name in ("max_source_positions", "max_target_positions")},
-    **{name: truth for name in ("share_decoder_input_output_embed", "share_all_embeddings", "layernorm_embedding",
-                                "no_token_positional_embeddings", "no_scale_embedding", "no_cross_attention",
-                                "no_decoder_final_norm")},
-    "activation_fn": one_of(*ACTIVATIONS),
-    "decoder_output_dim": _size,
-    **{name: _number for name in ("adaptive_softmax_dropout", "adaptive_softmax_factor", "quant_noise_pq_block_size",
-                                  "quant_noise_scalar", "base_sublayers", "base_shuffle")},
-    **{name: _unsupported for name in ("adaptive_input", "adaptive_softmax_cutoff", "tie_adaptive_weights",
-                                       "tie_adaptive_proj", "quant_noise_pq", "char_inputs", "base_layers",
-                                       "cross_self_attention")},
-}  # fmt: skip
-"""Flags of fairseq's Transformer that a package may contain, with their checks."""
+FAIRSEQ = (
+    *(f"{side}_{name}" for side in ("encoder", "decoder") for name in (
+        "embed_dim", "ffn_embed_dim", "layers", "attention_heads", "normalize_before", "learned_pos", "layerdrop")),
+    "dropout", "attention_dropout", "activation_dropout", "relu_dropout", "max_source_positions",
+    "max_target_positions", "share_decoder_input_output_embed", "share_all_embeddings", "layernorm_embedding",
+    "no_token_positional_embeddings", "no_scale_embedding", "no_cross_attention", "no_decoder_final_norm",
+    "activation_fn", "decoder_output_dim", "adaptive_softmax_dropout", "adaptive_softmax_factor",
+    "quant_noise_pq_block_size", "quant_noise_scalar", "base_sublayers", "base_shuffle", "adaptive_input",
+    "adaptive_softmax_cutoff", "tie_adaptive_weights", "tie_adaptive_proj", "quant_noise_pq", "char_inputs",
+    "base_layers", "cross_self_attention",
+)  # fmt: skip
+"""Flags of fairseq's Transformer that a package may contain."""
 
 TASK = exactly(
     {
@@ -154,24 +143,16 @@ def model_settings() -> dict[str, Check]:
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     description.add_args(parser)
     alignment.add_args(parser)
-    return {name: optional(each) for name, each in FAIRSEQ.items()} | {
-        action.dest: optional(_check_of(action)) for action in parser._actions
-    }
+    known = {**dict.fromkeys(FAIRSEQ, _option), **{action.dest: _check_of(action) for action in parser._actions}}
+    return {**known, **dict.fromkeys(("encoder_layers", "decoder_layers"), optional(whole(0, LARGEST_NUMBER)))}
 
 
 def _check_of(action: argparse.Action) -> Check:
     """Return the check of a flag's values."""
     registry = getattr(action.type, "__self__", None)  # set if the flag selects a method
-    if registry is not None:
-        names = registry.names()
-        return Check(f"a method of this version ({registry.kind} {', '.join(names)}); {NEWER}", names.__contains__)
-    if action.choices is not None:
-        return one_of(*action.choices)
-    if action.nargs == 0:
-        return truth
-    plain = {int: _size, float: _number}.get(action.type, _option)
-    return Check(plain.expected, lambda value: all(map(plain, value)) if _is_list(value) else plain(value))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 100
+    if registry is None:
+        return _option
+    names = registry.names()
+    return optional(
+        Check(f"a method of this version ({registry.kind} {', '.join(names)}); {NEWER}", names.__contains__)
+    )
