@@ -294,10 +294,9 @@ HOSTILE = {
     "NaN in the weights": (tensors(lambda found: found[EMBED].fill_(float("nan"))), f"'{EMBED}' holds NaN or Inf"),
     "infinite weights": (tensors(lambda found: found[OUT][0].fill_(float("inf"))), f"'{OUT}' holds NaN or Inf"),
     "a tensor twice": (header(lambda head: b'{"x": {}, "x": {}, ' + json.dumps(head).encode()[1:]),
-                       "a name is repeated in one object"),
+                       "invalid safetensors file"),
     "metadata without end": (header(lambda head: head.update(__metadata__={"x": "y" * (9 << 20)})),
                              "its header has 9,"),
-    "other metadata": (header(lambda head: head.update(__metadata__={"x": "y"})), "because of its metadata"),
     "numbers of thousands of digits": (text("config.json", b'{"format": ' + b"9" * 5000 + b"}"), "not a packaged"),
     "a lone surrogate": (config(arch="\ud800"), "a string has half of a surrogate pair"),
 }  # fmt: skip

@@ -20,7 +20,6 @@ from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.errors import UsageError, one_line
 from fairseq_deep.runtime.dictionary import Dictionary, hash_symbols
 from fairseq_deep.runtime.model import READERS, StoredModel, untrained
-from fairseq_deep.runtime.records import parse
 from fairseq_deep.runtime.text import Merges
 
 from .config import read_config
@@ -108,8 +107,7 @@ def codes_of(config: dict[str, Any]) -> str | None:
 def _read_weights(folder: Folder, config: dict[str, Any]) -> dict[str, Tensor]:
     """Return all weights by name."""
     path = folder.verified(WEIGHTS)
-    check_header(path, _most_tensors(config["model"]))
-    tensors = read_tensors(path)
+    tensors = read_tensors(path, _most_tensors(config["model"]))
     for name, owner in config["tied"].items():
         if name in tensors or owner not in tensors:
             raise UsageError(f"{os.path.join(folder.path, CONFIG)}: rejected: {name} cannot be tied to {owner}")
@@ -123,43 +121,27 @@ def _most_tensors(flags: dict[str, Any]) -> int:
     return 200 * (2 + sum(flags.get(f"{side}_layers") or 6 for side in ("encoder", "decoder")))
 
 
-def check_header(path: str, most: int) -> None:
-    """Reject headers that the library accepts: repeated names, more than *most* tensors, and unlimited metadata.
+def read_tensors(path: str, most: int) -> dict[str, Tensor]:
+    """Read at most *most* tensors, each into its own memory.
 
     Raises:
-        UsageError: the header is too large, or :func:`write` could not have written it
-    """
-    with open(path, "rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        content = stream.read(min(size, LARGEST_HEADER + 1))
-    largest = min(LARGEST_HEADER, 300 * most)
-    if largest < size <= os.path.getsize(path):
-        raise UsageError(f"{path}: rejected: its header has {size:,} bytes, more than {largest:,}")
-    try:
-        header = parse(content.decode())
-    except ValueError as error:
-        reason = one_line(error, 100)
-        raise UsageError(f"{path}: truncated or invalid safetensors file ({reason}); copy it again") from error
-    if isinstance(header, dict) and len(header) > most + 1:
-        raise UsageError(f"{path}: rejected: it has {len(header):,} tensors, more than {most:,} for its depth")
-    if isinstance(header, dict) and header.get("__metadata__") not in (None, {"format": "pt"}):
-        raise UsageError(f"{path}: rejected because of its metadata; a package must have only the format there")
-
-
-def read_tensors(path: str) -> dict[str, Tensor]:
-    """Read the tensors in the file, each into its own memory.
-
-    Raises:
-        UsageError: the file is corrupt, or has tensors of an unsupported type
+        UsageError: the file is corrupt, has too many tensors or too much metadata, or tensors of an unsupported type
     """
     try:
         from safetensors import safe_open
     except ImportError as error:
         raise UsageError(f"{path}: {error.name} is missing: pip install safetensors") from error
     tensors: dict[str, Tensor] = OrderedDict()
+    with open(path, "rb") as stream:
+        size, largest = int.from_bytes(stream.read(8), "little"), min(LARGEST_HEADER, 300 * most)
+    if largest < size <= os.path.getsize(path):
+        raise UsageError(f"{path}: rejected: its header has {size:,} bytes, more than {largest:,}")
     try:
         with safe_open(path, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 (not a dictionary)
+            names = opened.keys()
+            if len(names) > most:
+                raise UsageError(f"{path}: rejected: it has {len(names):,} tensors, more than {most:,} for its depth")
+            for name in names:
                 kind = opened.get_slice(name).get_dtype()
                 if kind not in TYPES:
                     raise UsageError(f"{path}: rejected: {name[:60]!r} has the unsupported type {kind}")
