@@ -187,17 +187,17 @@ def cell(found):
     """A cell of the table."""
     if "no" in found:
         return "no"
-    word = "folded" if found.get("folded") else "yes"
-    return f"{word} ({found['class']})" if found.get("class") else word
+    return "folded" if found.get("folded") else "yes"
 
 
 def table(record):
-    """The table of the page, in Markdown: the forms that lack some method."""
+    """The table of the page, in Markdown: the forms that lack some method, a row for methods with equal cells."""
     some = [target for target in list(HEADS)[1:] if any("no" in found[target] for found in record["systems"].values())]
-    lines = ["| " + " | ".join(map(HEADS.get, ("method", *some))) + " |", "|" + "---|" * (1 + len(some))]
+    rows = {}
     for name, found in record["systems"].items():
-        lines.append("| " + " | ".join([name, *(cell(found[target]) for target in some)]) + " |")
-    return "\n".join(lines)
+        rows.setdefault(tuple(cell(found[target]) for target in some), []).append(name)
+    lines = ["| " + " | ".join(map(HEADS.get, ("method", *some))) + " |", "|" + "---|" * (1 + len(some))]
+    return "\n".join([*lines, *(f"| {'; '.join(names)} | {' | '.join(cells)} |" for cells, names in rows.items())])
 
 
 def main(words=None):
