@@ -178,7 +178,7 @@ def resolve_schedule(args: Compare, old: dict[str, Any]) -> None:
     """Scale the warm-up to fewer updates than the size's, and the search's schedule to the search.
 
     Args:
-        old: conditions of the existing directory, whose scales remain if more updates are asked for
+        old: conditions of the existing directory; its scales remain if more updates are asked for
     """
     whole = SIZES[args.conf][2]
     if "--warmup-updates" in flags_of(args.extra):

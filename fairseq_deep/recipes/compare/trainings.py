@@ -93,7 +93,7 @@ class Progress(Display):
             super().show(name, done, total, unit, note, left, line)
 
     def print(self, text: str) -> None:
-        """Write a line."""
+        """Write one line."""
         print(text, file=self.log, flush=True)
 
 
