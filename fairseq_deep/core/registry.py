@@ -52,11 +52,14 @@ class Method:
         flag_prefix: the PREFIX of its flags if it differs from the name, or several methods share flags
         decoder_options: options that only apply to decoders
         paper: first author and year of the paper, for lists; "" if there is none
+        architectures: named architectures of base size with the method, {name after "transformer_": (norm, (encoder
+            layers, decoder layers), further flags)}; norm: "pre", "post", or "-" if the method has its own norms
     """
 
     flag_prefix = ""
     decoder_options: tuple[str, ...] = ()
     paper = ""
+    architectures: dict[str, tuple[str, tuple[int, int], dict[str, Any]]] = {}
 
     @staticmethod
     def add_args(parser) -> None:

@@ -3,7 +3,7 @@
 Names follow ``transformer_<method>[_postnorm]_<N>l[<M>l][_<size>]``: N encoder layers, M decoder layers, M written
 only where it is not 6. A row presets flags; a flag on the command line overrides them (``presets.py``).
 
-Depths, options and scores of the papers' systems: ``papers.py``.
+Depths, options and scores of the papers' systems: ``papers.py``. Methods declare other architectures themselves.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, register_m
 from fairseq.models.transformer import TransformerModel, base_architecture
 
 from fairseq_deep.core.compat import skip_initialisation
+from fairseq_deep.core.description import AXES
 from fairseq_deep.core.registry import UsageError, nearest
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.plugin.models.first_look import look_at
@@ -41,6 +42,17 @@ def _rows(systems: list[tuple], vocab: int = 34040) -> list[Architecture]:
                      vocab=35628 if paper == "X24" else vocab, options=tuple(flags.items()))
         for name, norm, layer_agg, depth, size, bleu, paper, flags in systems
     ]  # fmt: skip
+
+
+def _declared() -> list[Architecture]:
+    """Return the rows that methods declare."""
+    rows = []
+    for axis, (registry, _) in AXES.items():
+        for method in registry.names():
+            for name, (norm, depth, flags) in vars(registry.get(method)).get("architectures", {}).items():
+                flags = {"layer_agg": "residual", **flags, axis: method}
+                rows.append((name, norm, flags.pop("layer_agg"), depth, "base", None, "-", flags))
+    return _rows(rows)
 
 
 def _table() -> list[Architecture]:
@@ -67,7 +79,7 @@ def _table() -> list[Architecture]:
         rows.append(Architecture(f"transformer_{method}_3l3l_small", norm, layer_agg, 3, 3, "small"))
         rows.append(Architecture(f"transformer_{method}_2l2l_tiny", norm, layer_agg, 2, 2, "tiny"))
     rows += _rows(X24, 35628) + _rows(LIPSCHITZ, 35628) + _rows(DEPTH_SCALED, 55022)
-    return rows + _rows(CONNECTED) + _rows(COMPARISON)
+    return rows + _rows(CONNECTED) + _rows(COMPARISON) + _declared()
 
 
 ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _table()}

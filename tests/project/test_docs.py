@@ -52,8 +52,8 @@ def test_what_counts_as_a_sentence():
 
 @pytest.mark.parametrize("folder", ["docs", "examples", "benchmarks", "third_party"])
 def test_the_site_has_a_line_for_each_page(folder):
-    """mkdocs would stop at one that is in no line."""
+    """mkdocs would stop at one that is in no line; the hook nav.py adds the pages of methods."""
     listed = (ROOT / "docs/site/mkdocs.yml").read_text(encoding="utf-8")
-    pages = [page for page in PAGES if page.is_relative_to(folder) and "site" not in page.parts]
+    pages = [page for page in PAGES if page.is_relative_to(folder) and not {"site", "methods"} & {*page.parts}]
     missing = [str(page) for page in pages if not re.search(rf" {re.escape(str(page))}\n", listed)]
     assert pages and not missing, f"add to nav in docs/site/mkdocs.yml: {', '.join(missing)}"

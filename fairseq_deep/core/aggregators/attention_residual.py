@@ -52,6 +52,10 @@ class AttentionResidual(Aggregator):
     """
 
     paper = "Kimi Team 2026"
+    architectures = {
+        "attention_residual_6l": ("-", (6, 6), {}),
+        "attention_residual_block_24l24l": ("-", (24, 24), {"attention_residual_block": 6}),
+    }
     unused_flags = {"{side}_normalize_before": (True, "always normalises the input of sub-layers: omit it")}
 
     def __init__(self, stack: Stack, block: int = 1):

@@ -44,6 +44,7 @@ class GTrans(Aggregator):
     """
 
     paper = "Yang 2022"
+    architectures = {"gtrans_6l": ("pre", (6, 6), {})}
     encoder_only = True
 
     def __init__(self, stack: Stack, group_layers: int = 3):

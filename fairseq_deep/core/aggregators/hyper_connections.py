@@ -146,6 +146,10 @@ class HyperConnections(Aggregator):
     """
 
     paper = "Zhu 2024"
+    architectures = {
+        "hyper_connections_6l": ("-", (6, 6), {}),
+        "mhc_6l": ("-", (6, 6), {"hyper_connections_kind": "manifold"}),
+    }
     unused_flags = {"{side}_normalize_before": (True, "always normalises the input of sub-layers: omit it")}
 
     def __init__(self, stack: Stack, streams: int = 4, kind: str = "dynamic"):

@@ -28,6 +28,8 @@ class Iterative(NodeAggregator):
         stack: see :class:`Aggregator`
     """
 
+    architectures = {"iterative_6l": ("post", (6, 6), {})}
+
     def __init__(self, stack: Stack):
         super().__init__(stack, [2] * (stack.num_modules - 1))
 

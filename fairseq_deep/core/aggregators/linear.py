@@ -36,6 +36,7 @@ class Linear(Aggregator):
     """
 
     paper = "Dou 2018"
+    architectures = {"linear_6l": ("post", (6, 6), {})}
 
     def __init__(self, stack: Stack):
         super().__init__(stack)

@@ -129,6 +129,10 @@ class Mlrf(Aggregator):
     """
 
     paper = "Wang 2018"
+    architectures = {
+        "mlrf_6l": ("pre", (6, 6), {"mlrf_kind": "multi-hop"}),
+        "mlrf_ffn_6l": ("pre", (6, 6), {"mlrf_kind": "ffn"}),
+    }
     encoder_only = True
 
     def __init__(

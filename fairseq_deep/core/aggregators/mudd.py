@@ -43,6 +43,10 @@ class Mudd(KeepFp32, Aggregator):
     """
 
     paper = "Xiao 2025"
+    architectures = {
+        "mudd_6l": ("pre", (6, 6), {}),
+        "mudd_20l": ("pre", (20, 6), {}),
+    }
 
     def __init__(self, stack: Stack):
         super().__init__(stack)

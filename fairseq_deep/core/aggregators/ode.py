@@ -150,6 +150,12 @@ class Ode(KeepFp32, Aggregator):
     """
 
     paper = "Li 2022"
+    architectures = {
+        "ode_6l": ("pre", (6, 6), {"ode_method": "rk2-learned", "ode_history": "dlcl"}),
+        "ode_rk2_6l": ("pre", (6, 6), {"ode_method": "rk2"}),
+        "ode_rk4_6l": ("pre", (6, 6), {"ode_method": "rk4"}),
+        "ode_ema_6l": ("pre", (6, 6), {"ode_method": "ema"}),
+    }
     encoder_only = True
 
     def __init__(

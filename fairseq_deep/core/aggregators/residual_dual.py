@@ -37,6 +37,10 @@ class ResidualDual(Aggregator):
     """
 
     paper = "Xie 2023"
+    architectures = {
+        "residual_dual_6l": ("-", (6, 6), {}),
+        "residual_dual_18l18l": ("-", (18, 18), {}),
+    }
     unused_flags = {"{side}_normalize_before": (False, "has its own norms: omit it")}
     decoder_flags = ("no_decoder_final_norm",)
 

@@ -174,6 +174,10 @@ class Routing(Aggregator):
     """
 
     paper = "Dou 2019"
+    architectures = {
+        "routing_6l": ("post", (6, 6), {}),
+        "routing_dynamic_6l": ("post", (6, 6), {"routing_kind": "dynamic"}),
+    }
     decoder_flags = ("no_decoder_final_norm",)
 
     def __init__(

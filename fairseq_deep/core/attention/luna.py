@@ -161,6 +161,7 @@ class LunaOfSource(SelfOfSource):
     packs = True
     relative = False
     paper = "Ma 2021"
+    architectures = {"luna_encoder_6l": ("post", (6, 6), {})}
 
     def __init__(self, length: int = LENGTH):
         self.length = length

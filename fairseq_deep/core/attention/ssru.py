@@ -72,6 +72,10 @@ class SsruThenSource(SelfThenSource):
     relative = False
     full_context = False
     paper = "Kim 2019"
+    architectures = {
+        "ssru_6l": ("pre", (6, 6), {}),
+        "ssru_12l1l": ("pre", (12, 1), {}),
+    }
 
     def target(self, stack: Stack, bias: bool) -> nn.Module | None:
         return Ssru(stack.dim)

@@ -30,6 +30,7 @@ class Layerwise(Memory):
     """
 
     paper = "He 2018"
+    architectures = {"layerwise_6l": ("post", (6, 6), {})}
 
     def forward(self, outputs: list[Tensor], state: list[Tensor]) -> list[Tensor]:
         depth, count = len(outputs) - 1, self.num_memories

@@ -76,6 +76,7 @@ class BranchNorm(GrowingBranch):
     """
 
     paper = "Liu 2023"
+    architectures = {"branchnorm_18l18l": ("post", (18, 18), {})}
     norms = ("post",)
 
     def __init__(self, stack: Stack, number: int, updates: int = 4000):

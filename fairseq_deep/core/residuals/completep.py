@@ -47,6 +47,7 @@ class CompleteP(Plain):
     """
 
     paper = "Dey 2025"
+    architectures = {"completep_18l18l": ("pre", (18, 18), {})}
     norms = ("pre",)
     counts_layers = True
     running_sum = True

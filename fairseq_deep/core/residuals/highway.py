@@ -41,6 +41,7 @@ class Highway(ResidualConnection):
     """
 
     paper = "Chai 2020"
+    architectures = {"highway_6l": ("post", (6, 6), {})}
 
     def __init__(self, stack: Stack, number: int, form: str = "gate"):
         super().__init__(stack, number)

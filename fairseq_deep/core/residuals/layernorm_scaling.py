@@ -26,6 +26,7 @@ class LayerNormScaling(Plain):
     """r = x + F, where F reads LN(x) / sqrt(l)."""
 
     paper = "Sun 2025"
+    architectures = {"layernorm_scaling_18l18l": ("pre", (18, 18), {})}
     norms = ("pre",)
     counts_layers = True
 

@@ -46,6 +46,7 @@ class LayerScale(KeepFp32, ResidualConnection):
     """
 
     paper = "Touvron 2021"
+    architectures = {"layerscale_18l18l": ("pre", (18, 18), {})}
     foldable = True
 
     def __init__(self, stack: Stack, number: int, start: float | None = None):

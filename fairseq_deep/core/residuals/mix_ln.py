@@ -34,6 +34,7 @@ class MixLN(Plain):
     """
 
     paper = "Li 2024"
+    architectures = {"mix_ln_18l18l": ("pre", (18, 18), {})}
     norms = ("pre",)
     counts_layers = True
     foldable = False

@@ -23,6 +23,7 @@ class PeriNorm(ResidualConnection):
     """r = x + LN(F)."""
 
     paper = "Kim 2025"
+    architectures = {"peri_18l18l": ("pre", (18, 18), {})}
     norms = ("pre",)
 
     def __init__(self, stack: Stack, number: int):

@@ -41,6 +41,7 @@ class ProRes(GrowingBranch):
     """
 
     paper = "Chen 2026"
+    architectures = {"prores_18l18l": ("pre", (18, 18), {})}
     counts_layers = True
 
     def __init__(
