@@ -1,0 +1,251 @@
+"""fairseq-deep plot: the weights of DLCL by the rule of the paper's Fig. 5, and the curves of logs."""
+
+import argparse
+import csv
+import json
+import math
+import os
+import sys
+
+import pytest
+import torch
+
+from fairseq_deep.core.diagnostics.weights import WeightMatrix
+from fairseq_deep.tools import pictures, plot, training_logs
+from tests.helpers.commands import run, train_command
+
+ENCODER = torch.tensor([[1.0, 9, 9], [-0.5, 0.09, 9], [0.3, -4.0, 0.1]])
+DECODER = torch.tensor([[2.0, 9], [0.0, 1.5]])
+
+
+def checkpoint(path, encoder=ENCODER, decoder=DECODER, **flags):
+    model = {"encoder.layers.0.fc1.weight": torch.zeros(2, 2)}
+    model.update({f"{side}.history.weight": weight for side, weight in (("encoder", encoder), ("decoder", decoder))
+                  if weight is not None})  # fmt: skip
+    torch.save({"args": None, "cfg": {"model": argparse.Namespace(**flags)}, "model": model}, path)
+    return str(path)
+
+
+@pytest.fixture
+def draw(command):
+    """draw("weights" or "run", WORD, ...): the lines that the command prints."""
+
+    def draw(*words):
+        code, out, errors = command("plot", *words)
+        assert (code, errors) == (0, "")
+        return out.splitlines()
+
+    return draw
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_points_below_a_tenth_or_5_percent_of_their_row_are_left_out():
+    values = torch.tensor([[0.1, 0.0, 0.0], [0.0999, -0.2, 0.0], [-0.5, 0.49, 10.0]])
+    shown = WeightMatrix(values, 1).significant()
+    assert shown.tolist() == [[True, False, False], [False, True, False], [True, False, True]]
+
+
+def test_json_and_csv_hold_the_lower_triangle_at_full_precision(tmp_path, draw):
+    path = checkpoint(tmp_path / "a.pt")
+    lines = draw("weights", path, "--json", tmp_path / "w.json", "--csv", tmp_path / "w.csv")
+    record = json.loads((tmp_path / "w.json").read_text())
+    expected = [row[: index + 1] for index, row in enumerate(ENCODER.tolist())]
+    assert record["encoder"]["weights"] == expected and record["encoder"]["weights_per_entry"] == 1
+    # 0.09 is below 0.1; 0.1 (as fp32) is below 5 % of 4
+    assert record["encoder"]["shown"] == [[True], [True, False], [True, True, False]]
+    with open(tmp_path / "w.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6 + 3
+    for row in rows:
+        side, place = record[row["stack"]], (int(row["row"]), int(row["column"]))
+        assert float(row["weight"]) == side["weights"][place[0]][place[1]]
+        assert bool(int(row["shown"])) == side["shown"][place[0]][place[1]]
+    assert sorted(os.listdir(tmp_path)) == ["a.pt", "w.csv", "w.json"]
+    assert lines[1].split() == "encoder 3x3 1 4 of 6 0.397 2.250 0.300 0.600 4.000".split()
+    assert lines[2].split() == "decoder 2x2 1 2 of 3 1.750 0.000 - 1.000 2.000".split()
+    assert lines[-1] == f"-> {tmp_path}/w.json, {tmp_path}/w.csv"
+
+
+@pytest.mark.parametrize("kind, start", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_a_picture_is_the_same_again(here, draw, kind, start):
+    checkpoint("a.pt")
+    for name in ("1", "2"):
+        draw("weights", "a.pt", "--output", f"{name}.{kind}")
+    first, second = ((here / f"{name}.{kind}").read_bytes() for name in ("1", "2"))
+    assert first == second and first.startswith(start)
+
+
+def test_panels_are_encoder_decoder_and_one_column(here):
+    weights = torch.arange(31.0).repeat(31, 1).tril() / 10
+    figure = pictures.draw_weights(plot.load_weights(checkpoint("a.pt", encoder=weights)), 10)
+    panels = [axes for axes in figure.axes if axes.get_title()]
+    titles = ["(a) 30-layer encoder", "(b) 1-layer decoder", "(c) weights of $y_{10}$ in the encoder"]
+    assert [axes.get_title() for axes in panels] == titles
+    image = panels[0].images[1].get_array()
+    assert image.shape == (31, 31) and image.mask[0, 0] and not image.mask[30, 2:].any() and image.mask[5, 6:].all()
+    line = panels[2].lines[1]
+    assert list(line.get_xdata()) == list(range(11, 32)) and list(line.get_ydata()) == [1.0] * 21
+
+
+def test_the_column_is_a_third_of_the_depth_unless_it_is_given(here, draw):
+    checkpoint("a.pt", encoder=torch.eye(31))
+    drawn = {}
+    for name, words in {"default": (), "10": ("--column", "10"), "29": ("--column", "29")}.items():
+        draw("weights", "a.pt", "--output", "w.svg", *words)
+        drawn[name] = (here / "w.svg").read_text()
+    assert drawn["default"] == drawn["10"] != drawn["29"]
+
+
+def test_a_default_picture_has_the_checkpoints_name_and_is_not_replaced(here, draw, command):
+    for folder in ("run", "run2"):
+        (here / folder).mkdir()
+        checkpoint(here / folder / "checkpoint_best.pt")
+    assert draw("weights", "run/checkpoint_best.pt")[-1] == "-> checkpoint_best.weights.png"
+    picture = (here / "checkpoint_best.weights.png").read_bytes()
+    code, _, error = command("plot", "weights", "run2/checkpoint_best.pt")
+    assert code == 2 and "exists; add --output" in error
+    assert (here / "checkpoint_best.weights.png").read_bytes() == picture
+    draw("weights", "run2/checkpoint_best.pt", "--output", "run2.svg")
+    assert "run2/checkpoint_best.pt" in (here / "run2.svg").read_text()
+
+
+def test_several_weights_an_entry_are_averaged_and_said_so(here):
+    vector = torch.stack([ENCODER, ENCODER + 2.0, ENCODER - 0.5], dim=2)
+    matrices = plot.load_weights(checkpoint("a.pt", encoder=vector))
+    torch.testing.assert_close(matrices["encoder"].values.tril(), (ENCODER + 0.5).tril())
+    titles = [axes.get_title() for axes in pictures.draw_weights(matrices, 1).axes]
+    note = "\nmean over the 3 weights of an entry"
+    assert titles[:2] == [f"(a) 2-layer encoder{note}", "(b) 1-layer decoder"] and titles[2].endswith(note)
+
+
+WITHIN_TWO = [0.0, *torch.softmax(ENCODER[2, 1:], 0).tolist()]
+
+
+@pytest.mark.parametrize("flags, last_row", [
+    ({"dlcl_window": 2}, [0.0, -4.0, 0.1]),
+    ({"dlcl_normalize": True}, torch.softmax(ENCODER[2], 0).tolist()),
+    ({"dlcl_normalize": True, "dlcl_window": 2}, WITHIN_TWO),
+    # the original code: its window masked nothing but start values, unless the weights were normalised
+    ({"history_window_size": 2}, ENCODER[2].tolist()),
+    ({"history_window_size": -1, "normalize_learned_weight": True}, torch.softmax(ENCODER[2], 0).tolist()),
+    ({"history_window_size": 2, "normalize_learned_weight": True}, WITHIN_TWO),
+], ids=str)  # fmt: skip
+def test_window_and_softmax_come_from_the_checkpoint(tmp_path, flags, last_row):
+    matrices = plot.load_weights(checkpoint(tmp_path / "a.pt", **flags))
+    torch.testing.assert_close(matrices["encoder"].values[2], torch.tensor(last_row))
+
+
+def test_the_original_code_and_one_stack(here, draw):
+    checkpoint("a.pt", encoder=None, decoder=DECODER.unsqueeze(-1))
+    draw("weights", "a.pt", "--csv", "w.csv", "--output", "w.svg")
+    rows = ["decoder,0,0,2.0,1", "decoder,1,0,0.0,0", "decoder,1,1,1.5,1"]
+    assert (here / "w.csv").read_text().splitlines()[1:] == rows and (here / "w.svg").stat().st_size > 1000
+
+
+def test_matplotlib_is_required_only_for_pictures(tmp_path, monkeypatch, command, draw):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    path = checkpoint(tmp_path / "a.pt")
+    code, _, error = command("plot", "weights", path, "--output", tmp_path / "w.png")
+    assert code == 2 and "pip install matplotlib" in error and error.count("\n") == 1
+    draw("weights", path, "--csv", tmp_path / "w.csv")
+
+
+WANTED = {
+    "loss": {10: 9.5, 20: 8.25}, "ppl": {10: 724.1, 20: 304.4}, "lr": {10: 0.001, 20: 0.002},
+    "gnorm": {10: 2.5, 20: 1.5}, "valid_loss": {20: 8.5}, "valid_ppl": {20: 362.0},
+}  # fmt: skip
+
+
+def entries():
+    """(kind, measures as text) of each entry of a log with the numbers of `WANTED`."""
+    for update in (10, 20):
+        measures = {name: WANTED[name][update] for name in ("loss", "ppl", "lr", "gnorm")}
+        yield "train_inner", {"epoch": 1, "num_updates": str(update), **{k: str(v) for k, v in measures.items()}}
+    yield "valid", {"epoch": 1, "valid_num_updates": "20", "valid_loss": "8.5", "valid_ppl": "362"}
+
+
+def write_json(path):
+    lines = [f"2026-11-22 09:28:14 | INFO | {kind} | {json.dumps(entry)}" for kind, entry in entries()]
+    path.write_text("\n".join(["2026-11-22 | INFO | fairseq.trainer | begin training epoch 1", *lines]) + "\n")
+    return path
+
+
+def write_jsonl(path):
+    path.write_text("".join(json.dumps({"kind": kind, "time": 1.5, **entry}) + "\n" for kind, entry in entries()))
+    return path
+
+
+def curves_of(path):
+    return {name: curve for name, curve in training_logs.read_run(str(path)).items() if name in WANTED}
+
+
+def test_the_numbers_of_each_form_of_log(tmp_path):
+    assert curves_of(write_json(tmp_path / "a.log")) == WANTED
+    assert curves_of(write_jsonl(tmp_path / "a.jsonl")) == WANTED
+
+
+@pytest.mark.parametrize("form", ["json", "simple", "tqdm"])
+def test_what_fairseq_prints(form, small, tmp_path):
+    words = train_command(small, tmp_path / "save", "--max-update", "4", "--no-save")
+    words[words.index("--log-format") + 1] = form
+    (tmp_path / "log").write_text(run(*words).stdout)
+    found = training_logs.read_run(str(tmp_path / "log"))
+    assert list(found["loss"]) == [1, 2, 3, 4] and max(found["valid_loss"]) == 4
+    assert found["lr"][2] == pytest.approx(1e-3) and min(found["gnorm"].values()) > 0
+
+
+def test_a_resumed_run_is_one_curve(tmp_path):
+    path = write_json(tmp_path / "a.log")
+    again = {"num_updates": "20", "loss": "8.125"}
+    path.write_text(path.read_text() + f"x | INFO | train_inner | {json.dumps(again)}\n")
+    assert curves_of(path)["loss"] == {10: 9.5, 20: 8.125}
+
+
+def test_table_numbers_and_picture(here, draw):
+    (here / "exp/one").mkdir(parents=True)
+    write_jsonl(here / "exp/one/train.jsonl")
+    write_json(here / "exp/two.log")
+    table = [line.split() for line in draw("run", "exp/one", "exp/two.log", "--output", "r.svg", "--csv", "r.csv")]
+    assert table[1] == ["one", "20", "8.250", "8.500", "8.500", "362.000", "362.000"]
+    assert table[2][0] == "two.log" and table[2][1:] == table[1][1:]
+    lines = (here / "r.csv").read_text().splitlines()
+    assert lines[:2] == ["run,measure,update,value", "one,loss,10,9.5"] and len(lines) == 1 + 2 * 10
+    assert (here / "r.svg").read_text().count("two.log") == 1
+
+
+def test_the_picture_shows_the_numbers(here):
+    runs = {"a": training_logs.read_run(str(write_json(here / "a.log"))), "b": {"loss": {1: 3.0, 2: math.nan}}}
+    figure = pictures.draw_runs(runs)
+    panels = {axes.get_ylabel(): axes for axes in figure.axes}
+    assert list(panels) == ["loss", "perplexity", "learning rate", "gradient norm"]
+    drawn = [dict(zip(*map(list, line.get_data()))) for line in panels["loss"].lines]
+    assert drawn[:2] == [WANTED["loss"], WANTED["valid_loss"]] and list(drawn[2]) == [1, 2]
+    assert panels["perplexity"].get_yscale() == panels["gradient norm"].get_yscale() == "log"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+    assert figure.legends[0].get_title().get_text() == "thin: training, thick: validation"
+    assert len(pictures.draw_runs({"b": runs["b"]}).axes) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_whose_figures_are_no_numbers_is_drawn_without_a_warning(here, draw):
+    entry = {"kind": "train_inner", "num_updates": "5", "loss": "nan", "ppl": "nan", "gnorm": "0"}
+    (here / "a.log").write_text(json.dumps(entry) + "\n")
+    assert "nan" in draw("run", "a.log", "--output", "a.svg")[1] and (here / "a.svg").stat().st_size > 1000
+
+
+def test_bleu_of_validation_is_shown_and_a_default_picture_is_not_replaced(here, draw, command):
+    lines = [f"2026-01-01 | INFO | valid | epoch 1 | valid on 'valid' subset | loss 5 | ppl 32 | bleu {bleu} | "
+             f"num_updates {update}" for update, bleu in ((10, 2.5), (20, 9.1), (30, 7))]  # fmt: skip
+    (here / "a.log").write_text("\n".join(lines) + "\n")
+    assert draw("run", "a.log")[1].split()[-2:] == ["7.000", "9.100"]
+    code, _, error = command("plot", "run", "a.log")
+    assert code == 2 and "run.png: exists; add --output" in error
+    draw("run", "a.log", "--output", "b.svg")
+    assert ">BLEU<" in (here / "b.svg").read_text()
