@@ -253,7 +253,18 @@ BAD = {
     "no such folder": (["lstm_6l"], {"data": "/nowhere"}, ["/nowhere: no such directory"]),
     "shared flag": (["lstm_6l"], {"flags": ["--fp16"]}, ["--fp16 is set by this script"]),
     "no table": (["lstm_6l"], {"table_only": "true", "dry_run": "false"}, ["has no finished training run"]),
-}
+    "seed of final runs": (["lstm_6l"], {"tune": "lr", "tune_seed": "2", "seeds": "3"},
+                           ["--tune-seed 2 must not be in --seeds"]),
+    "one depth": (["lstm_6l"], {"depths": "6"}, ["--depths must be two or more different numbers of encoder layers"]),
+    "a depth twice": (["lstm_6l"], {"depths": "6,6"}, ["not '6,6'"]),
+    "depth is no number": (["lstm_6l"], {"depths": "6,x"}, ["not '6,x'"]),
+    "depth in two ways": (["prenorm_6l --encoder-layers 3"], {"depths": "1,2"},
+                          ["--depths sets --encoder-layers: omit one"]),
+    "rates by epoch": (["prenorm_6l --lr 0.1,0.2"], {"tune": "lr"}, ["--lr 0.1,0.2: --tune lr searches a single rate"]),
+    "no rate": (["prenorm_6l --lr 0"], {"tune": "lr"}, ["--lr 0: --tune lr searches a single rate; give one positive"]),
+    "nothing searched": (["lstm_6l"], {"tune": "lr", "table_only": "true", "dry_run": "false"},
+                         ["the search for learning rates is incomplete: omit --table-only"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("systems, how, parts", BAD.values(), ids=BAD)

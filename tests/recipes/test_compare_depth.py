@@ -165,26 +165,6 @@ def test_divergence_is_told_from_a_failed_machine(reason, lost):
     assert diverged(reason) == lost
 
 
-BAD = {
-    "a seed of the final runs": (["--tune-seed", "2", "--seeds", "3"], "--tune-seed 2 must not be in --seeds"),
-    "one depth": (["--depths", "6"], "--depths must be two or more different numbers of encoder layers"),
-    "a depth twice": (["--depths", "6,6"], "not '6,6'"),
-    "no number": (["--depths", "6,x"], "not '6,x'"),
-    "depth twice": (["--depths", "1,2", "prenorm_6l --encoder-layers 3"], "--depths sets --encoder-layers: omit one"),
-    "rates by epoch": (["prenorm_2l2l_tiny --lr 0.1,0.2"], "--lr 0.1,0.2: --tune lr searches a single rate"),
-    "no rate": (["prenorm_2l2l_tiny --lr 0"], "--lr 0: --tune lr searches a single rate; give one positive number"),
-    "nothing trained": (["--table-only"], "the search for learning rates is incomplete: omit --table-only"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input(name, tools_of_training, corpus, tmp_path):
-    words, part = BAD[name]
-    done = compare(tools_of_training, corpus, tmp_path / "exp", *words, "dlcl_6l")
-    assert done.returncode == 2 and part in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    assert not (tmp_path / "exp").exists()
-
-
 RATES = {"0.001": 6.0, "0.002": 5.0, "0.004": 5.5}
 
 
