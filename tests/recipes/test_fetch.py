@@ -194,15 +194,16 @@ def table(tmp_path):
     folder, description = tmp_path / "table", tmp_path / "table.json"
     folder.mkdir()
     description.write_text(json.dumps(TABLE))
-    (folder / "corpus.gz").write_bytes(gzip.compress(b"yksi\tone\nkaksi\ttwo\n"))
+    (folder / "corpus.gz").write_bytes(gzip.compress(b"yksi\tone\nkolme\nkaksi\ttwo\n"))
     for year in (17, 18):
         names = [f"test/newstest20{year}-enfi-{kind}.sgm" for kind in ("src.en", "ref.fi")]
         pack(folder / f"wmt{year}-test.tgz", {name: sgm("a", "b") for name in names})
     return {"url": folder.as_uri(), "description": description, "langs": ("en", "fi")}, folder
 
 
-def test_a_table_is_taken_apart(table, tmp_path):
+def test_a_table_is_taken_apart(table, tmp_path, capsys):
     corpus = make(tmp_path, **table[0])
+    assert "skipped 1 lines of " in capsys.readouterr().out
     assert (lines(corpus / "train.fi"), lines(corpus / "test.en")) == (["yksi", "kaksi"], ["a", "b"])
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,13 +48,13 @@ class System:
 
     label: str
     arch: str
-    flags: list
-    sizes: tuple = ()
+    flags: list[str]
+    sizes: Sequence[str] = ()
     ours: bool = True
-    settings: dict = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     line: str = ""
     depth: int | None = None
-    tuned: dict = field(default_factory=dict)
+    tuned: dict[float, float] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -146,22 +146,21 @@ def _check_one(system: System, parse: Callable[[str, list[str]], argparse.Namesp
     """Check a system, and set its ``sizes`` and ``settings``."""
     from fairseq.models import ARCH_MODEL_REGISTRY
 
-    problem = None
     # models reject a feed-forward width for stacks without feed-forward sub-layers
     for sides in (("encoder", "decoder"), ("encoder",), ("decoder",), ()) if width else ((),):
         sizes = [word for side in sides for word in (f"--{side}-ffn-embed-dim", str(4 * width))]
         try:
             with_own = parse(system.arch, [*sizes, *system.flags])
             _build(system, with_own)
-        except (UsageError, SystemExit) as error:
-            problem = error
+        except (UsageError, SystemExit):
+            if not sides:
+                raise
             continue
         _check_equal(parse(system.arch, []), with_own)
         names = _names(ARCH_MODEL_REGISTRY[system.arch]) - {"log_depth_interval"}  # depends on the number of updates
         system.sizes = sizes
         system.settings = {name: getattr(with_own, name) for name in sorted(names) if hasattr(with_own, name)}
         return
-    raise problem
 
 
 def _names(*owners: Any) -> set[str]:
