@@ -26,10 +26,12 @@ sys.path.insert(0, str(ROOT))
 
 from fairseq_deep import cli as tools  # noqa: E402
 from fairseq_deep.core.description import describe  # noqa: E402
+from fairseq_deep.core.search import SearchOptions  # noqa: E402
 from fairseq_deep.errors import UsageError  # noqa: E402
 from fairseq_deep.runtime import find_bundle, load_model  # noqa: E402
+from fairseq_deep.runtime.verification import Limits, Reference, compare  # noqa: E402
 from fairseq_deep.tools.alternatives import DEEP, OTHERS  # noqa: E402
-from fairseq_deep.tools.torch_check import check_programs  # noqa: E402
+from fairseq_deep.tools.torch_format import ProgramModel, Programs  # noqa: E402
 from tests.helpers import onnx  # noqa: E402
 from tests.helpers.exports import write_model  # noqa: E402
 from tests.helpers.methods import METHODS  # noqa: E402
@@ -138,9 +140,13 @@ def of_onnx(folder):
     with open(file, "rb") as opened:
         settings = json.loads(load_pt2(opened).extra_files["model.json"])
     programs = [onnx.session(str(folder / f"{name}.onnx"), settings["programs"][name]) for name in ("encoder", "step")]
-    rows = [[*words, 2] for words in torch.randint(4, 38, (8, 9), generator=torch.Generator().manual_seed(1)).tolist()]
+    rows = torch.randint(4, 38, (8, 9), generator=torch.Generator().manual_seed(1))
+    rows = [*torch.cat([rows, torch.full((8, 1), 2)], 1)]
+    options = SearchOptions(**{**settings["search"], "max_len_a": 0, "max_len_b": settings["capacity"] - 1})
+    theirs, limits = Programs(ProgramModel(*programs, settings), options), Limits(1e-5, own_search=True)
     try:
-        return {"difference": check_programs(programs, settings, loaded.model.eval(), rows).difference}
+        report = compare("onnxruntime", Reference(loaded.model.eval(), options), theirs, rows, limits)
+        return {"difference": report.difference}
     except UsageError as error:
         return {"no": str(error)}
 

@@ -1,26 +1,26 @@
-"""Comparison of an export with its model: sentences, scores and translations."""
+"""Comparison of an export with its model: sentences, log-probabilities and translations."""
 
 from __future__ import annotations
 
 import glob
-import operator
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fairseq_deep.core.search import BeamSearch, SearchOptions
 from fairseq_deep.errors import UsageError
 
 from .bundle import Bundle
-from .dictionary import Dictionary
+from .dictionary import SPECIAL, Dictionary
 from .loading import LoadedModel
-from .text import TextSteps
+from .text import TAG, TextSteps, joined
 
 BATCH, DRAWN, LONGEST = 16, 16, 12
-"""Sentences per batch; number and maximum length of random sentences, which are used without text."""
+"""Sentences per batch; number of random sentences, which are used without text, and their maximum number of words."""
 RANDOM = "random units"
 """The origin of sentences drawn from the dictionary."""
 
@@ -29,133 +29,153 @@ class Report(NamedTuple):
     """Result of a comparison.
 
     Attributes:
-        measure: the compared values, such as "logits"
         sentences: number of sentences
-        difference: maximum difference
+        difference: maximum difference of log-probabilities
         equal: number of equal translations; None if none were compared
     """
 
-    measure: str
     sentences: int
     difference: float
     equal: int | None = None
 
     def __str__(self) -> str:
-        found = f"{self.measure} of {self.sentences} sentences within {self.difference:.1e}"
+        found = f"log-probabilities of {self.sentences} sentences within {self.difference:.1e}"
         return found if self.equal is None else f"{found}, {self.equal} of {self.sentences} translations equal"
-
-
-class Side(NamedTuple):
-    """One of two models in a comparison.
-
-    Attributes:
-        translate: returns the tokens of the best translation of each item in a batch, with end-of-sentence
-        score: returns scores of given translations of a batch, in one tensor
-    """
-
-    translate: Callable[[Sequence[Any]], list[list[int]]]
-    score: Callable[[Sequence[Any], list[list[int]]], Tensor]
 
 
 class Limits(NamedTuple):
     """Limits of a comparison.
 
     Attributes:
-        difference: limit of the maximum difference of scores, relative to the largest score if that is above 1
+        difference: limit of the maximum difference of log-probabilities, relative to the largest one if that is above 1
         mean: limit of their mean difference instead; None: see *difference*
         share: share of translations that must be equal; None: any. One may always differ, since rounding decides
             between hypotheses with nearly equal scores
-        same: whether two translations are equal
+        own_search: whether both sides run our search; then translations at the length limit must also be equal, and
+            translations of random sentences are compared
     """
 
     difference: float
     mean: float | None = None
     share: float | None = None
-    same: Callable[[list[int], list[int]], bool] = operator.eq
+    own_search: bool = False
+
+
+class Reference:
+    """Our model as one side of a comparison: ``translate`` as in an engine, and ``log_probabilities``.
+
+    Args:
+        model: the model, or another one with its interface
+        options: search options
+    """
+
+    def __init__(self, model: Any, options: SearchOptions):
+        self.model, self.search = model, BeamSearch([model], options)
+
+    def translate(self, batches: Iterable[Sequence[Tensor]]) -> Iterator[list[list[dict[str, Tensor]]]]:
+        """Yield the hypotheses of each batch."""
+        return map(self.search, map(padded, batches))
+
+    def log_probabilities(self, sentences: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+        """Return the log-probabilities at all tokens of *targets*, tokens x V."""
+        inputs = shifted(targets)
+        return normalised(self.model(padded(sentences), None, inputs)[0][inputs.ne(Dictionary.pad)])
 
 
 @torch.inference_mode()
 def compare(
-    program: str, measure: str, ours: Side, theirs: Side, items: Sequence[Any], limits: Limits, real: bool = True
-) -> Report:
+    program: str, ours: Any, theirs: Any, rows: Sequence[Tensor], limits: Limits, real: bool = True,
+    their_rows: Sequence[Tensor] | None = None,
+) -> Report:  # fmt: skip
     """Compare *theirs*, the export for *program*, with *ours*, the model, on the same sentences.
 
     Args:
-        measure: the compared scores, such as "logits"
-        items: the sentences, in the form that both sides accept
-        real: whether the sentences are real; otherwise translations are not compared
+        ours: a :class:`Reference`, whose options limit the length by "max_len_b" only
+        theirs: the same, or an engine with ``log_probabilities``, which may be only of the targets' tokens
+        rows: tokens of the sentences
+        real: whether the sentences are text
+        their_rows: *rows* in the export's own indices; None: the same
 
     Raises:
         UsageError: the results differ by more than rounding
     """
-    differences, scale, equal = [torch.zeros(0)], 1.0, 0
-    for batch in batches(sorted(items, key=lambda item: -len(item))):
-        best = ours.translate(batch)
-        expected, found = ours.score(batch, best), theirs.score(batch, best)
+    differences, scale, equal, translated = [torch.zeros(0)], 1.0, 0, real or limits.own_search
+    longest = ours.search.options.max_len_b
+    pairs = sorted(zip(rows, their_rows or rows), key=lambda pair: -len(pair[0]))
+    for start in range(0, len(pairs), BATCH):
+        own, other = zip(*pairs[start : start + BATCH])
+        best = _best(ours, own)
+        expected, found = ours.log_probabilities(own, best), theirs.log_probabilities(other, best)
+        if found.dim() == 1:
+            expected = expected.gather(1, torch.cat(best).unsqueeze(1)).squeeze(1)
+        else:
+            found = found[:, : expected.size(1)]  # an export may have more rows, which are never generated
         differences.append((found - expected).abs().flatten())
         scale = max(scale, float(expected.abs().max()))
-        equal += sum(map(limits.same, best, theirs.translate(batch))) if real else 0
+        both = zip(best, _best(theirs, other)) if translated else ()
+        equal += sum(a.equal(b) or not limits.own_search and min(len(a), len(b)) > longest for a, b in both)
     difference = torch.cat(differences)
-    report = Report(measure, len(items), float(difference.max()), equal if real else None)
+    report = Report(len(rows), float(difference.max()), equal if translated else None)
     if limits.mean is not None:
         if not difference.mean() <= limits.mean:  # true for NaN
-            raise UsageError(f"{program}: {measure} differ from the model's (by {difference.mean():.1e} on average)")
+            by = f"{difference.mean():.1e} on average"
+            raise UsageError(f"{program}: log-probabilities differ from the model's (by {by})")
     elif not report.difference <= limits.difference * scale:
-        raise UsageError(f"{program}: {measure} differ from the model's (by up to {report.difference:.1e})")
-    unequal = report.sentences - equal
-    if real and limits.share is not None and unequal > max(1, (1 - limits.share) * report.sentences):
-        raise UsageError(f"{program}: translations differ from the model's for {unequal} of {len(items)} sentences")
+        raise UsageError(f"{program}: log-probabilities differ from the model's (by up to {report.difference:.1e})")
+    unequal = len(rows) - equal
+    if translated and limits.share is not None and unequal > max(1, (1 - limits.share) * len(rows)):
+        raise UsageError(f"{program}: translations differ from the model's for {unequal} of {len(rows)} sentences")
     return report
 
 
-def logits_of(model: Any, source: Tensor, targets: list[list[int]]) -> Tensor:
-    """Return our *model*'s logits for the tokens of *targets*, tokens x V."""
-    inputs = shifted(targets)
-    return model(source, None, inputs)[0].float()[inputs.ne(Dictionary.pad)]
+def _best(engine: Any, batch: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tokens of the best hypotheses of a batch."""
+    return [hypotheses[0]["tokens"].cpu() for hypotheses in next(iter(engine.translate([batch])))]
 
 
-def shifted(targets: list[list[int]]) -> Tensor:
+def normalised(logits: Tensor) -> Tensor:
+    """Return the log-probabilities without the one of padding, which is never generated: it is 0."""
+    pad = torch.tensor([Dictionary.pad])
+    return logits.float().index_fill(-1, pad, -torch.inf).log_softmax(-1).index_fill(-1, pad, 0.0)
+
+
+def padded(rows: Sequence[Tensor]) -> Tensor:
+    """Return *rows* as one tensor, with padding on the right."""
+    return torch.nn.utils.rnn.pad_sequence([*rows], True, Dictionary.pad)
+
+
+def shifted(targets: Sequence[Tensor]) -> Tensor:
     """Return the decoder's inputs for *targets*, which begin with end-of-sentence."""
-    return padded([[Dictionary.eos, *target[:-1]] for target in targets])
+    return padded([torch.cat([target.new_tensor([Dictionary.eos]), target[:-1]]) for target in targets])
 
 
 def sentences(
-    bundle: Bundle, loaded: LoadedModel, steps: TextSteps, count: int, given: Sequence[str] | None = None
-) -> tuple[str, list[str]]:
-    """Return the origin of the sentences and their tokenised text: up to twice *count*, since some may be too long.
-
-    Args:
-        given: the name of a file and its lines; None: the recipe's test set. Without a test set there are no sentences,
-            and the origin is ``RANDOM``
-    """
-    name, *lines = given or _test_set(bundle, loaded.source_lang) or [RANDOM]
-    raw = [line for line in lines if line.strip()][: 2 * count]
-    return os.path.basename(name), [steps.tokenize(line) for line in raw]
-
-
-def token_rows(
-    bundle: Bundle,
-    loaded: LoadedModel,
-    steps: TextSteps,
-    count: int,
-    longest: int,
-    given: Sequence[str] | None = None,
-) -> tuple[str, list[list[int]]]:
-    """Return the origin and the tokens of at most *count* sentences; without text, the sentences are random.
+    bundle: Bundle, loaded: LoadedModel, steps: TextSteps, count: int, longest: int, given: Sequence[str] | None = None
+) -> tuple[str, Sequence[str], Sequence[Tensor]]:
+    """Return the origin of at most *count* sentences, their tokenised text, and their tokens.
 
     Args:
         longest: maximum number of tokens per sentence
-        given: see :func:`sentences`
+        given: the name of a file and its lines; None: the recipe's test set, or random sentences without one
 
     Raises:
         UsageError: the *given* file has no sentence that is short enough
     """
-    origin, texts = sentences(bundle, loaded, steps, count, given)
-    rows = [loaded.source.encode(steps.cut(text) if steps.cut else text).tolist() for text in texts]
-    rows = [row for row in rows if 1 < len(row) <= longest][:count]
-    if given and not rows:
-        raise UsageError(f"{origin} has no sentence of at most {longest} tokens to check the export with")
-    return (origin, rows) if rows else (RANDOM, _random_rows(loaded.source, longest)[:count])
+
+    def short(texts: Iterable[str]) -> list[tuple[str, Tensor]]:
+        pairs = ((text, loaded.source.encode(steps.cut(text) if steps.cut else text)) for text in texts)
+        return [(text, row) for text, row in pairs if 1 < len(row) <= longest]
+
+    origin, *lines = given or _test_set(bundle, loaded.source_lang) or [RANDOM]
+    raw = [line for line in lines if line.strip()][: 2 * count]  # some may be too long
+    found = short(map(steps.tokenize, raw))
+    if given and not found:
+        raise UsageError(f"{os.path.basename(origin)} has no sentence of at most {longest} tokens to check it with")
+    if not found:
+        origin, count = RANDOM, min(count, DRAWN)
+        found = short(_random_texts(loaded.source, steps.kind, longest))
+    texts, rows = zip(*found[:count])
+    return os.path.basename(origin), texts, rows
 
 
 def _test_set(bundle: Bundle, language: str) -> list[str]:
@@ -170,21 +190,10 @@ def _test_set(bundle: Bundle, language: str) -> list[str]:
     return []
 
 
-def _random_rows(source: Dictionary, longest: int) -> list[list[int]]:
-    """Return sentences of random tokens, identical at each call."""
-    draws = random.Random(1)
-    words = range(Dictionary.unk + 1, len(source)) or [Dictionary.unk]
-    lengths = [draws.randint(1, max(1, min(LONGEST, longest - 1))) for _ in range(DRAWN)]
-    return [[*draws.choices(words, k=length), source.eos] for length in lengths]
-
-
-def batches(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield parts of *items* of batch size."""
-    for start in range(0, len(items), BATCH):
-        yield items[start : start + BATCH]
-
-
-def padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Return *rows* as one tensor, with padding on the right."""
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[Dictionary.pad] * (width - len(row))] for row in rows])
+def _random_texts(source: Dictionary, kind: str | None, longest: int) -> Iterator[str]:
+    """Yield tokenised text of random entries of the dictionary *source*, without tags, identical at each call."""
+    draws, first = random.Random(1), len(SPECIAL)
+    words = [symbol for symbol in source.symbols[first:] if not TAG.fullmatch(symbol)] or [SPECIAL[Dictionary.unk]]
+    for _ in range(8 * DRAWN):  # some may be too long after they are cut again
+        length = draws.randint(1, max(1, min(LONGEST, longest - 1)))
+        yield joined(" ".join(draws.choices(words, k=length)), kind or "subword-nmt")

@@ -13,16 +13,25 @@ from typing import Any, NamedTuple
 
 from fairseq_deep.errors import UsageError, printable
 from fairseq_deep.tools.arguments import at_least_one
-from fairseq_deep.tools.checkpoints import load_checkpoint, save_checkpoint
+from fairseq_deep.tools.checkpoints import load_checkpoint, model_flags, save_checkpoint
 from fairseq_deep.tools.output_files import check_outputs
 
-_EPOCH = re.compile(r"checkpoint(\d+)\.pt")
-_UPDATE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt")
-_BEST = re.compile(r"checkpoint\.best_(.+)_(-?\d+(?:\.\d+)?)\.pt")
-_HIGHER_IS_BETTER = re.compile(r"bleu|chrf|accuracy|comet|meteor|\b(acc|f1)\b")
-_LOWER_IS_BETTER = re.compile(r"loss|ppl|perplexity|error|\b(ter|wer|cer)\b")
-# Buffers without a mean: a version number, and a tensor that fairseq never initialises (it may hold NaN).
-_NOT_AVERAGED = ("version", "_float_tensor")
+KINDS = {
+    "last": ("epoch checkpoints (checkpointE.pt)", re.compile(r"checkpoint(\d+)\.pt")),
+    "last_updates": ("update checkpoints (checkpoint_E_U.pt)", re.compile(r"checkpoint_\d+_(\d+)\.pt")),
+    "best": ("best checkpoints (checkpoint.best_METRIC_VALUE.pt)",
+             re.compile(r"checkpoint\.best_(?P<metric>.+)_(-?\d+(?:\.\d+)?)\.pt")),
+}  # fmt: skip
+"""The choice of checkpoints: their kind, and the pattern of their names, which ends with the number of their order."""
+DIRECTIONS = {True: re.compile(r"bleu|chrf|accuracy|comet|meteor|\b(acc|f1)\b"),
+              False: re.compile(r"loss|ppl|perplexity|error|\b(ter|wer|cer)\b")}  # fmt: skip
+"""Metrics of which a high value is better, or a low one."""
+NOT_AVERAGED = ("version", "_float_tensor")
+"""Buffers without a mean: a version number, and a tensor that fairseq never initialises (it may hold NaN)."""
+STALE = ("ema", "ema_fp32_params")
+"""Other averages of the weights; they would be outdated in the result."""
+GROWS = ".residual.scale"
+"""Suffix of the keys of growing branches' factors."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,31 +65,78 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+class Slot(NamedTuple):
+    """What must be equal in all checkpoints: a description of the value, and the key of its mean ("": it has none)."""
+
+    text: str
+    owner: str
+
+
 def average(paths: list[str]) -> tuple[dict[str, Any], int]:
     """Return the last checkpoint with the mean model of all checkpoints, and the number of averaged values.
+
+    Tensors that share memory (tied embeddings) are summed once and stay tied.
 
     Raises:
         UsageError: a file is not a checkpoint, holds NaN or Inf, or differs from the first in keys, shapes or ties.
     """
-    mean = RunningMean()
-    state = flags = None
+    import torch
+
+    sums: dict[str, torch.Tensor] = {}
+    layout = state = flags = None
     for index, path in enumerate(paths, 1):
         state = None  # frees the previous checkpoint before the next is read
         if sys.stderr.isatty():
             print(f"[{index}/{len(paths)}] {printable(path)}", file=sys.stderr)
         state = load_checkpoint(path)
-        mean.add(path, state["model"])
+        model, own = state["model"], _layout(state["model"])
+        layout = layout or own
+        _check_same(path, own, paths[0], layout)
+        for key in [key for key, slot in layout.items() if slot.owner == key]:
+            value = model[key].double()
+            if not torch.isfinite(value).all():
+                raise UsageError(f"{path} holds NaN or Inf in {key}; omit this checkpoint")
+            # The first sum must be a copy, since double() returns a float64 tensor itself.
+            sums[key] = sums[key].add_(value) if key in sums else value.clone()
         flags = _check_function(path, paths[0], state, flags)
-    mean.write_to(state["model"])
+    means = {key: (total / len(paths)).to(model[key].dtype) for key, total in sums.items()}
+    model.update({key: means[slot.owner] for key, slot in layout.items() if slot.owner})
     extra = {key: value for key, value in (state.get("extra_state") or {}).items() if key not in STALE}
     state["extra_state"] = {**extra, "averaged_from": [os.path.basename(path) for path in paths]}
-    return state, mean.size
+    return state, sum(total.numel() for total in sums.values())
+
+
+def _layout(model: dict[str, Any]) -> dict[str, Slot]:
+    import torch
+
+    layout: dict[str, Slot] = {}
+    owners: dict[Any, str] = {}
+    for key, value in model.items():
+        if not torch.is_tensor(value):
+            layout[key] = Slot("no tensor", "")
+            continue
+        memory = (value.data_ptr(), value.dtype, value.shape, value.stride()) if value.numel() else (key,)
+        owner, text = owners.setdefault(memory, key), "x".join(map(str, value.shape)) or "a scalar"
+        averaged = value.is_floating_point() and key.rpartition(".")[2] not in NOT_AVERAGED
+        text += " without a mean" * (not averaged) + f" tied to {owner}" * (owner != key)
+        text = f"a factor of {float(value)}" if key.endswith(GROWS) and value.ndim == 0 else text
+        layout[key] = Slot(text, owner if averaged else "")
+    return layout
+
+
+def _check_same(path: str, own: dict[str, Slot], first: str, layout: dict[str, Slot]) -> None:
+    """Reject a checkpoint with another layout than the first; averaged weights fit none of two growing factors."""
+    key = next((key for key in [*layout, *own] if layout.get(key) != own.get(key)), None)
+    if key is not None:
+        here, there = (each[key].text if key in each else "missing" for each in (own, layout))
+        fix = "average checkpoints of one run"
+        if key in own and key in layout and key.endswith(GROWS):
+            fix = "average later checkpoints, when the branches of --residual branchnorm or prores no longer grow"
+        raise UsageError(f"{path} does not fit {first}: {key} is {here} in it and {there} there; {fix}")
 
 
 def _check_function(path: str, first: str, state: dict[str, Any], flags: dict[str, Any] | None) -> dict[str, Any]:
     """Reject a model with the shapes of the first, with *flags*, that computes another function; return the flags."""
-    from fairseq_deep.plugin.compat import model_flags
-
     own = model_flags(state)
     if flags is not None and own != flags:
         from fairseq_deep.plugin.training.restart import differences
@@ -91,158 +147,38 @@ def _check_function(path: str, first: str, state: dict[str, Any], flags: dict[st
     return own if flags is None else flags
 
 
-STALE = ("ema", "ema_fp32_params")
-"""Other averages of the weights; they would be outdated in the result."""
-
-
-GROWS = ".residual.scale"
-"""Suffix of the keys of growing branches' factors."""
-
-
-class Slot(NamedTuple):
-    """Properties of one key of the model, which must be equal in all checkpoints."""
-
-    shape: str
-    averaged: bool
-    owner: str  # the first key with the same memory: the key itself, unless it is tied to another one
-
-
-class RunningMean:
-    """Mean of the models of several checkpoints, added one by one.
-
-    Tensors that share memory (tied embeddings) are summed once and stay tied.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first_path = ""
-        self.layout: dict[str, Slot] = {}
-        self.sums: dict[str, Any] = {}
-        self.growing: dict[str, float] = {}
-
-    @property
-    def size(self) -> int:
-        """Number of averaged values."""
-        return sum(total.numel() for total in self.sums.values())
-
-    def add(self, path: str, model: dict[str, Any]) -> None:
-        """Add the tensors of `model`, which was read from `path`."""
-        import torch
-
-        layout = _layout(model)
-        if self.count == 0:
-            self.first_path, self.layout = path, layout
-        self._check_same(path, layout)
-        self._check_grown(path, model)
-        for key, slot in layout.items():
-            if slot.averaged and slot.owner == key:
-                value = model[key].double()
-                if not torch.isfinite(value).all():
-                    raise UsageError(f"{path} holds NaN or Inf in {key}; omit this checkpoint")
-                # The first sum must be a copy, since double() returns a float64 tensor itself.
-                self.sums[key] = self.sums[key].add_(value) if self.count else value.clone()
-        self.count += 1
-
-    def write_to(self, model: dict[str, Any]) -> None:
-        """Write the means to `model`, the last one added, in its precision; tensors without a mean do not change."""
-        means = {key: (total / self.count).to(model[key].dtype) for key, total in self.sums.items()}
-        for key, slot in self.layout.items():
-            if slot.averaged:
-                model[key] = means[slot.owner]
-
-    def _check_grown(self, path: str, model: dict[str, Any]) -> None:
-        """Reject branches with factors that grow between checkpoints: averaged weights fit none of these factors."""
-        for key, value in model.items():
-            if not key.endswith(GROWS) or getattr(value, "ndim", None) != 0:
-                continue
-            if float(value) != self.growing.setdefault(key, float(value)):
-                raise UsageError(
-                    f"{path} and {self.first_path} are from updates during which the branches of --residual branchnorm "
-                    f"or prores grow ({key}): average later checkpoints"
-                )
-
-    def _check_same(self, path: str, layout: dict[str, Slot]) -> None:
-        for key in [*self.layout, *layout]:
-            first, this = self.layout.get(key), layout.get(key)
-            if first == this:
-                continue
-            if this is None:
-                problem = f"{key} is missing in it"
-            elif first is None:
-                problem = f"{key} is only in it"
-            elif first.shape != this.shape:
-                problem = f"{key} is {this.shape} in it and {first.shape} there"
-            else:
-                problem = f"{key} has another type, or is tied to another tensor"
-            raise UsageError(f"{path} does not fit {self.first_path}: {problem}; average checkpoints of one run")
-
-
-def _layout(model: dict[str, Any]) -> dict[str, Slot]:
-    import torch
-
-    owners: dict[tuple, str] = {}
-    layout = {}
-    for key, value in model.items():
-        if not torch.is_tensor(value):
-            layout[key] = Slot("no tensor", False, key)
-            continue
-        memory = (value.data_ptr(), value.dtype, value.shape, value.stride()) if value.numel() else (key,)
-        averaged = value.is_floating_point() and key.rpartition(".")[2] not in _NOT_AVERAGED
-        layout[key] = Slot("x".join(map(str, value.shape)) or "scalar", averaged, owners.setdefault(memory, key))
-    return layout
-
-
 def _candidates(args: argparse.Namespace) -> list[str]:
     """Return the checkpoints of the requested kind in the directory, in order."""
     if not os.path.isdir(args.dir):
         raise UsageError(f"--dir {args.dir}: no such directory; correct the path")
-    kinds = {
-        "last": ("epoch checkpoints (checkpointE.pt)", lambda folder: _by_number(folder, _EPOCH)),
-        "last_updates": ("update checkpoints (checkpoint_E_U.pt)", lambda folder: _by_number(folder, _UPDATE)),
-        "best": ("best checkpoints (checkpoint.best_METRIC_VALUE.pt)", _by_value),
-    }
-    chosen = next(name for name in kinds if getattr(args, name))
-    number, (kind, find) = getattr(args, chosen), kinds[chosen]
-    found = find(args.dir)
+    names = sorted(os.listdir(args.dir))
+    kinds = {kind: [*filter(None, map(pattern.fullmatch, names))] for kind, (_, pattern) in KINDS.items()}
+    chosen = next(name for name in KINDS if getattr(args, name))
+    number, found, higher = getattr(args, chosen), kinds[chosen], True
+    if chosen == "best" and found:
+        metrics = sorted({match["metric"] for match in found})
+        if len(metrics) > 1:
+            metrics = ", ".join(metrics)
+            raise UsageError(f"{args.dir} has best checkpoints by different metrics ({metrics}); use --inputs")
+        higher = _higher_is_better(os.path.join(args.dir, found[0][0]), metrics[0])
+    found.sort(key=lambda match: float(match.groups()[-1]), reverse=not higher)
     if len(found) < number:
-        names = ", ".join(os.path.basename(path) for path in found) or "none"
-        others = {f"--{name.replace('_', '-')}": len(find(args.dir)) for name, (_, find) in kinds.items()}
-        more = [f"{flag} {count}" for flag, count in others.items() if count > len(found)]
+        listed = ", ".join(match[0] for match in found) or "none"
+        more = [f"--{name.replace('_', '-')} {len(each)}" for name, each in kinds.items() if len(each) > len(found)]
         inner = os.path.join(args.dir, "checkpoints")
         more = more or [f"--dir {inner}"] * os.path.isdir(inner)
         fix = f"use {' or '.join(more)}" if more else "ask for fewer"
-        raise UsageError(f"{args.dir} has {len(found)} of the {number} {kind}: {names}; {fix}")
-    return found
-
-
-def _by_number(folder: str, pattern: re.Pattern) -> list[str]:
-    """Return the files that match `pattern`, ordered by the last number in their names, newest last."""
-    matches = [match for match in map(pattern.fullmatch, os.listdir(folder)) if match]
-    return [os.path.join(folder, match[0]) for match in sorted(matches, key=lambda match: int(match.groups()[-1]))]
-
-
-def _by_value(folder: str) -> list[str]:
-    """Return the best checkpoints in the order of the values in their names, best last."""
-    matches = [match for match in map(_BEST.fullmatch, sorted(os.listdir(folder))) if match]
-    metrics = sorted({match[1] for match in matches})
-    if len(metrics) > 1:
-        raise UsageError(f"{folder} has best checkpoints by different metrics ({', '.join(metrics)}); use --inputs")
-    if not matches:
-        return []
-    higher = _higher_is_better(os.path.join(folder, matches[0][0]), metrics[0])
-    matches.sort(key=lambda match: float(match[2]), reverse=not higher)
-    return [os.path.join(folder, match[0]) for match in matches]
+        raise UsageError(f"{args.dir} has {len(found)} of the {number} {KINDS[chosen][0]}: {listed}; {fix}")
+    return [os.path.join(args.dir, match[0]) for match in found]
 
 
 def _higher_is_better(path: str, metric: str) -> bool:
     """Return the direction of `metric`, from the run's configuration or, in old checkpoints, from its name."""
     state = load_checkpoint(path)
-    config: Any = (state.get("cfg") or {}).get("checkpoint") or state.get("args")
-    if isinstance(config, argparse.Namespace):
-        config = vars(config)
-    saved: bool | None = (config or {}).get("maximize_best_checkpoint_metric")
+    config: Any = (state.get("cfg") or {}).get("checkpoint") or state.get("args") or {}
+    saved: bool | None = (config if hasattr(config, "get") else vars(config)).get("maximize_best_checkpoint_metric")
     words = metric.lower().replace("_", " ")
-    by_name = True if _HIGHER_IS_BETTER.search(words) else False if _LOWER_IS_BETTER.search(words) else None
+    by_name = next((higher for higher, pattern in DIRECTIONS.items() if pattern.search(words)), None)
     if saved is None and by_name is None:
         raise UsageError(f"cannot tell whether a high or a low {metric} is better; name the checkpoints with --inputs")
     if saved is not None and by_name is not None and saved != by_name:

@@ -1,7 +1,7 @@
-"""The model card of a package or an export: properties, data, scores and usage."""
+"""The model card of a package or an export: properties, data, scores and usage; the text is in ``card.md.jinja``."""
 
-import argparse
 import contextlib
+import json
 import os
 import platform
 import re
@@ -12,7 +12,6 @@ from typing import Any
 from fairseq_deep.errors import one_line
 from fairseq_deep.runtime import records
 from fairseq_deep.runtime.language_codes import short_code
-from fairseq_deep.runtime.packaged import WEIGHTS
 
 UNKNOWN_LICENCE = "not stated: ask the model's authors"
 
@@ -24,7 +23,8 @@ _FACTS = (("updates", "updates"), ("epochs", "epochs"), ("train_hours", "hours")
           ("valid_ppl", "validation perplexity"), ("averaged", "checkpoints averaged"), ("seed", "seed"),
           ("precision", "precision"), ("tokens_per_update", "tokens per update"), ("devices", "devices"),
           ("hardware", "hardware"), ("commit", "commit of the recipe"), ("date", "date"))  # fmt: skip
-_SCORES = (("sacrebleu", "sacreBLEU"), ("tokenised", "tokenised BLEU"), ("compound_split", "compound-split BLEU"))
+_SCORES = (("sacrebleu", "bleu", "sacreBLEU"), ("sacrebleu", "chrf", "chrF"), ("tokenised", "bleu", "tokenised BLEU"),
+           ("compound_split", "bleu", "compound-split BLEU"))  # fmt: skip
 
 
 def versions(names: Sequence[str] = ("fairseq_deep", "fairseq", "torch", "safetensors")) -> dict[str, str]:
@@ -36,30 +36,27 @@ def versions(names: Sequence[str] = ("fairseq_deep", "fairseq", "torch", "safete
     return {**found, "Python": platform.python_version()}
 
 
-def make_export_card(
-    args: argparse.Namespace, loaded: Any, text: dict[str, Any], search: dict[str, Any], names: Sequence[str],
-    rows: dict[str, str], use: str,
-) -> str:
+def make_export_card(trained: Any, kind: str, names: Sequence[str], rows: dict[str, str], **more: Any) -> str:
     """Return the text of ``README.md`` of an export.
 
     Args:
-        args: "name", "licence", "output" and "checkpoint" of the command
-        text, search: as in ``config.json``
+        trained: see `Trained`
+        kind: "transformers" or "torch"
         names: Python packages to list with their versions
-        rows, use: see :func:`make_card`
+        rows, more: see :func:`make_card`
     """
-    stored = loaded.stored
+    args, stored = trained.args, trained.loaded.stored
     config = {
         "name": args.name if args.name is not None else os.path.basename(os.path.abspath(args.output)),
         "arch": stored.stock_arch or stored.flags.arch,
         "library": "fairseq" if stored.stock_arch else "fairseq_deep",
         "licence": args.licence or UNKNOWN_LICENCE,
-        "task": {"source_lang": loaded.source_lang, "target_lang": loaded.target_lang},
-        "text": text,
-        "search": search,
+        "task": dict(zip(("source_lang", "target_lang"), trained.languages)),
+        "text": trained.text,
+        "search": trained.search,
         "made_with": versions(names),
     }  # fmt: skip
-    return make_card(config, rows, record_of(args.checkpoint), use=use)
+    return make_card(config, rows, record_of(args.checkpoint), kind, licence=args.licence, **more)
 
 
 def counts(loaded: Any, tensors: dict[str, Any]) -> dict[str, str]:
@@ -79,7 +76,7 @@ def record_of(run: str) -> dict[str, Any]:
 
 
 def make_card(
-    config: dict[str, Any], model: dict[str, str], record: dict[str, Any], use: str | None = None
+    config: dict[str, Any], model: dict[str, str], record: dict[str, Any], kind: str = "package", **more: Any
 ) -> str:
     """Return the text of ``README.md``.
 
@@ -87,13 +84,17 @@ def make_card(
         config: the content of ``config.json``; "library" is the owner of the architecture (default: fairseq_deep)
         model: measured rows of the first table: parameters, weights, dictionaries
         record: the content of the recipe's ``RESULT.json``; empty without a recipe
-        use: the section on usage for another format, whose directory has no checksums
+        kind: "package", "transformers" or "torch", which decides the section on usage
+        more: other values of the template
     """
-    task, text = config["task"], config["text"]
-    steps = ["lowercased (the source)"] * text["lowercase"] + ["segmented by jieba"] * _is_segmented(config)
+    import jinja2
+
+    task, text, found = config["task"], config["text"], config["search"]
+    source, target = map(short_code, (task["source_lang"], task["target_lang"]))
+    steps = ["lowercased (the source)"] * text["lowercase"]
+    steps += ["segmented by jieba"] * (source == "zh" and text["tokenizer"] == "moses")
     steps += ["tokenised by sacremoses"] * (text["tokenizer"] == "moses")
     steps += [f"sub-words of {text['sub_words']}"] * bool(text["sub_words"])
-    found = config["search"]
     search = f"beam {found['beam']}, {'GNMT ' * found['gnmt_lenpen']}lenpen {found['lenpen']}, "
     search += f"at most {found['max_len_a']:g} x source + {found['max_len_b']} units"
     rows = [
@@ -105,83 +106,37 @@ def make_card(
         ("made with", ", ".join(f"{name} {version}" for name, version in config["made_with"].items())),
         ("licence", config["licence"]),
     ]
-    parts = [f"# {_cell(config['name'] or 'A translation model')}", _table(("", ""), rows)]
-    parts += [_use(config) if use is None else use, *_record(record, task), *([_files()] if use is None else [])]
-    return "\n\n".join(parts) + "\n"
+    folder = jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__)))
+    environment = jinja2.Environment(loader=folder, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment.filters.update(cell=_cell, code=_code, json=json.dumps)
+    template = environment.get_template("card.md.jinja")
+    names = {"table": _table, "kind": kind, "config": config, "rows": rows, "source": source, "target": target}
+    return template.render(**names, record=record, **_recorded(record, task), **more)
 
 
-def _use(config: dict[str, Any]) -> str:
-    task, found = config["task"], config["search"]
-    source, target = task["source_lang"], task["target_lang"]
-    units = {None: "", "subword-nmt": " --remove-bpe", "sentencepiece": " --remove-bpe sentencepiece"}
-    units = units[config["text"]["sub_words"]] + " --task deep_translation --gnmt-lenpen" * found["gnmt_lenpen"]
-    return f"""## Use
-
-FOLDER is this directory. Install fairseq_deep (`pip install .` in a clone of its repository); translating does not
-require fairseq. Nothing in the directory is a program or a pickle.
-
-Raw text:
-
-    fairseq-deep translate FOLDER --input text.{source} --output text.{target}
-
-In Python:
-
-    from fairseq_deep.runtime import Translator
-    Translator("FOLDER").translate("...")
-
-With transformers (`pip install 'transformers>=5'`):
-
-    import fairseq_deep.huggingface
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-    tokenizer, model = (c.from_pretrained("FOLDER") for c in (AutoTokenizer, AutoModelForSeq2SeqLM))
-    found = model.generate(**tokenizer(["..."], padding=True, return_tensors="pt"))
-    tokenizer.batch_decode(found, skip_special_tokens=True)
-
-With fairseq (`pip install -r requirements.txt -c constraints.txt` in the clone), data that
-`fairseq-preprocess --srcdict FOLDER/dict.{source}.txt --tgtdict FOLDER/dict.{target}.txt` has binarised:
-
-    fairseq-generate DATA --path FOLDER/{WEIGHTS} --user-dir "$(fairseq-deep path)" \\
-        --max-len-a {found["max_len_a"]:g} --max-len-b {found["max_len_b"]} \\
-        --beam {found["beam"]} --lenpen {found["lenpen"]}{units}"""
-
-
-def _is_segmented(config: dict[str, Any]) -> bool:
-    return short_code(config["task"]["source_lang"]) == "zh" and config["text"]["tokenizer"] == "moses"
-
-
-def _record(record: dict[str, Any], task: dict[str, Any]) -> list[str]:
-    """Return the sections on data, scores and training that the recipe recorded."""
-    if not record:
-        return ["## Data and scores\n\nThis model was packaged from a checkpoint, which does not record them."]
-    parts = []
-    languages = (task["source_lang"], task["target_lang"])
-    sets = _part(record, "data", "sets")
-    rows = [(split, _number(_part(sets, split).get("pairs")),
-             *(_part(sets, split, "sha256").get(lang, "-") for lang in languages)) for split in sets]  # fmt: skip
-    if rows:
-        heads = ("set", "pairs", *(f"sha256 of the {lang} text" for lang in languages))
-        route = str(_part(record, "data").get("route", "not recorded"))
-        # a card is public, and a path reveals user and machine
-        route = _cell(os.path.basename(route.rstrip("/")) if os.path.isabs(route) else route)
-        parts.append(f"## Data\n\nRoute: {route}.\n\n{_table(heads, rows)}")
-    rows = []
-    for subset, scores in _part(record, "scores").items():
-        for key, label in _SCORES:
-            found = _part(scores, key)
-            if found.get("bleu") is not None:
-                rows.append((subset, label, _score(found["bleu"]), _code(found.get("signature", "-"))))
-            if found.get("chrf") is not None:
-                rows.append((subset, "chrF", _score(found["chrf"]), _code(found.get("chrf_signature", "-"))))
-    if rows:
-        note = "Only sacreBLEU and chrF, on detokenised text, are comparable with other work."
-        parts.append(f"## Scores\n\n{_table(('set', 'measure', 'score', 'signature'), rows)}\n\n{note}")
-    rows = [(label, _number(record[key])) for key, label in _FACTS if record.get(key) is not None]
-    smoke = "\n\nThis is a test of the recipe (`--smoke`), not a fully trained model." if record.get("smoke") else ""
-    return [*parts, f"## Training\n\n{_table(('', ''), rows)}{smoke}"]
-
-
-def _files() -> str:
-    return "## Files\n\n`fairseq-deep check FOLDER` or `sha256sum -c SHA256SUMS` verifies the checksums of all files."
+def _recorded(record: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+    """Return the rows on data, scores and training that the recipe recorded."""
+    sets, route = _part(record, "data", "sets"), str(_part(record, "data").get("route", "not recorded"))
+    # a card is public, and a path reveals user and machine
+    route = _cell(os.path.basename(route.rstrip("/")) if os.path.isabs(route) else route)
+    sums = [(split, _part(sets, split, "sha256")) for split in sets]
+    pairs = [
+        (
+            split,
+            _number(_part(sets, split).get("pairs")),
+            *(known.get(task[side], "-") for side in ("source_lang", "target_lang")),
+        )
+        for split, known in sums
+    ]
+    scores = []
+    for subset, measures in _part(record, "scores").items():
+        for key, name, label in _SCORES:
+            found = _part(measures, key)
+            signature = found.get("signature" if name == "bleu" else "chrf_signature", "-")
+            if found.get(name) is not None:
+                scores.append((subset, label, _score(found[name]), _code(signature)))
+    training = [(label, _number(record[key])) for key, label in _FACTS if record.get(key) is not None]
+    return {"route": route, "sets": pairs, "scores": scores, "training": training}
 
 
 def _part(content: Any, *keys: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Export of a plain model to CTranslate2's format, with the specifications in its Python package.
+"""Export of a plain model to a directory for CTranslate2, with the specifications in its Python package.
 
 CTranslate2's behaviour was determined by comparing outputs (tests/tools/test_export_ctranslate2.py):
 
@@ -9,6 +9,8 @@ CTranslate2's behaviour was determined by comparing outputs (tests/tools/test_ex
 """
 
 import operator
+import os
+import shutil
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,14 @@ import torch
 from fairseq_deep.core.layers.feed_forward import GATED
 from fairseq_deep.core.norms import RmsNorm
 from fairseq_deep.core.residuals import PeriNorm
+from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.errors import UsageError
-from fairseq_deep.runtime.engines.ct2_engine import version
+from fairseq_deep.runtime import find_bundle, packaged
+from fairseq_deep.runtime.engines.ct2_engine import Ct2Engine, check_package, version
+from fairseq_deep.runtime.exported import CTRANSLATE2, write_record
+from fairseq_deep.runtime.verification import Limits
+from fairseq_deep.tools.alternatives import naming_others
+from fairseq_deep.tools.trained import Format, Trained
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh",
                "swish": "SWISH"}  # fmt: skip
@@ -36,10 +44,50 @@ CROSS = "external_pre_post_encoder_layers"
 WEIGHT_STEPS = 63
 """Maximum of an int8 weight. Without VNNI, a processor adds pairs of products in 16 bits: 2 x 255 x 63 fits, but some
 sums overflow with 127, the maximum in CTranslate2's own converters."""
-
-
 OLDEST_MODERN = (4, 7)
 """Oldest version of CTranslate2 for Peri-LN and the options of layers."""
+DEFAULT = "float32"
+"""Type of the weights."""
+EXACT, ROUNDED, SHARE = 1e-4, 0.5, 0.98
+"""Limits of the difference of log-probabilities: in float32 of the maximum, relative to the largest value if that is
+above 1; for other types of weights of the mean. In float32 also the share of translations that must be equal."""
+
+
+class CTranslate2(Format):
+    """A directory for CTranslate2.
+
+    Raises:
+        UsageError: CTranslate2 is not installed, or does not support the model
+    """
+
+    program = CTRANSLATE2
+
+    def __init__(self, trained: Trained):
+        super().__init__(trained)
+        loaded, flags = trained.loaded, trained.loaded.stored.flags
+        with naming_others():
+            plain, _ = trained.plain("ctranslate2", tables=True)
+            problem = find_problem(loaded.model, flags, loaded.source, loaded.target)
+            if problem:
+                raise UsageError(f"{trained.path} has {problem}")
+        check_package()
+        self.spec = build_spec(plain, flags.activation_fn, loaded.source, loaded.target)
+        self.quantization = trained.args.quantization or DEFAULT
+        self.made = f"for CTranslate2, {self.quantization}"
+        exact = self.quantization == DEFAULT
+        self.limits = Limits(EXACT, None if exact else ROUNDED, SHARE if exact else None)
+
+    def write(self, folder: str) -> None:
+        """See :class:`Format`."""
+        trained = self.trained
+        save_spec(self.spec, folder, self.quantization)
+        if trained.bundle.codes is not None:
+            shutil.copyfile(trained.bundle.codes, os.path.join(folder, packaged.CODES[trained.steps.kind]))
+        write_record(folder, trained.bundle, trained.search, trained.facts, trained.languages)
+
+    def open(self, folder: str, options: SearchOptions) -> Ct2Engine:
+        """See :class:`Format`."""
+        return Ct2Engine.open(find_bundle(folder), options)
 
 
 def find_problem(model: Any, flags: Any, source: Any, target: Any) -> str:

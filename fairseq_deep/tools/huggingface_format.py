@@ -12,6 +12,9 @@ Names after the prefix ``model.`` are fairseq's, and no tensor is transposed. Ro
 *silent*: the output bias prevents their generation.
 """
 
+import glob
+import os
+import shutil
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +22,17 @@ import torch
 from torch import Tensor
 
 from fairseq_deep.core.positions import LearnedPositions, SinusoidalPositions, sinusoids
+from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime import find_bundle
+from fairseq_deep.runtime.engines.transformers_engine import TARGET, TransformersEngine, quiet
+from fairseq_deep.runtime.exported import TRANSFORMERS, write_record
+from fairseq_deep.runtime.verification import Limits
+from fairseq_deep.tools import huggingface_tokenizer as text
+from fairseq_deep.tools.alternatives import naming_others
+from fairseq_deep.tools.card import counts, make_export_card
+from fairseq_deep.tools.output_files import write_text
+from fairseq_deep.tools.trained import Format, Trained
 
 M2M100, BLENDERBOT, MBART, BART, FSMT = MODEL_TYPES = ("m2m_100", "blenderbot", "mbart", "bart", "fsmt")
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh",
@@ -30,6 +43,22 @@ OFFSETS = {BLENDERBOT: 0, MBART: 2, BART: 2}
 NEVER = -1e4
 """Output bias of silent rows; representable in float16."""
 BOS, PAD, EOS, UNK = range(4)
+SHARE, LENPEN = 0.98, 0.6
+"""Share of translations that must be equal, and minimum length penalty of this check. With smaller penalties, the
+searches differ: transformers compares all hypotheses that end at the same step, and fairseq stops at the first ones."""
+TOLERANCE, SHORT_FORM = 1e-5, 1e-4
+"""Maximum difference of log-probabilities, relative to the largest one if that is above 1. The second value applies if
+folding changes the eps of DeepNet's first norms, as with fixed positions."""
+PACKAGES = ("fairseq_deep", "torch", "transformers", "tokenizers")
+
+
+def check_package() -> None:
+    """Raise `UsageError` if transformers is missing."""
+    try:
+        import tokenizers  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"this requires transformers ({error}): pip install 'transformers>=5'") from error
 
 
 class Vocabulary(NamedTuple):
@@ -50,6 +79,87 @@ class Vocabulary(NamedTuple):
     def rows(self) -> int:
         """Rows of all tables in classes with one size for both sides."""
         return max(self.source + len(self.meanings), self.target)
+
+
+class Transformers(Format):
+    """A directory that transformers loads without this package.
+
+    Raises:
+        UsageError: transformers is missing, or has no class for the model
+    """
+
+    program = TRANSFORMERS
+
+    def __init__(self, trained: Trained):
+        super().__init__(trained)
+        path, loaded, flags = trained.path, trained.loaded, trained.loaded.stored.flags
+        if trained.search["gnmt_lenpen"]:
+            raise UsageError(f"{path} has GNMT's length penalty, which transformers does not support")
+        with naming_others():
+            self.plain, streams = trained.plain("huggingface")
+        text.check_tags(trained)
+        merges = text.read_merges(trained.bundle.codes)
+        try:
+            _, meanings = text.make_vocabulary(loaded.source.symbols, merges)
+            text.make_vocabulary(loaded.target.symbols, merges)  # rejects what a tokenizer cannot distinguish
+            shared = loaded.source == loaded.target
+            self.sizes = Vocabulary(len(loaded.source), len(loaded.target), meanings, shared)
+            with naming_others():
+                self.kind = choose_class(self.plain, flags.activation_fn, self.sizes)
+        except UsageError as error:
+            raise UsageError(f"{path} has {error}") from error
+        check_package()
+        tolerance = SHORT_FORM if streams and self.kind == FSMT else TOLERANCE
+        self.limits = Limits(tolerance, None, SHARE if trained.search["lenpen"] >= LENPEN else None)
+        config = make_config(self.plain, flags, self.kind, self.sizes, trained.languages)
+        with quiet():
+            self.model = make_model(self.plain, config, self.sizes)
+        self.model.generation_config = make_generation(trained.search, self.plain)
+        self.made, self.size = type(self.model).__name__, sum(each.numel() for each in self.model.parameters())
+
+    def write(self, folder: str) -> None:
+        """See :class:`Format`."""
+        trained, loaded = self.trained, self.trained.loaded
+        with quiet():
+            self.model.save_pretrained(folder)
+        del self.model
+        for path in glob.glob(os.path.join(glob.escape(folder), "*.safetensors")):  # created with private permissions
+            shutil.copymode(os.path.join(folder, "config.json"), path)
+        sides = [(folder, loaded.source, self.plain.encoder)]
+        sides += [(os.path.join(folder, TARGET), loaded.target, self.plain.decoder)] * (not self.sizes.shared)
+        for place, dictionary, stack in sides:
+            text.save_tokenizer(place, dictionary.symbols, trained.bundle.codes, stack.max_positions())
+        write_record(folder, trained.bundle, trained.search, trained.facts, trained.languages)
+
+    def open(self, folder: str, options: SearchOptions) -> TransformersEngine:
+        """See :class:`Format`."""
+        return TransformersEngine.open(find_bundle(folder), options)
+
+    def encode(self, engine: TransformersEngine, texts: Sequence[str], rows: Sequence[Tensor]) -> list[Tensor]:
+        """Return the ids of *texts* from transformers' tokenizer.
+
+        Raises:
+            UsageError: they do not mean the tokens in *rows*
+        """
+        meanings, found = [*range(self.sizes.source), *self.sizes.meanings], [*map(engine.source.encode, texts)]
+        for line, row, own in zip(texts, rows, found):
+            if [meanings[index] for index in own.tolist()] != row.tolist():
+                raise UsageError(f"the tokenizer for transformers splits a sentence differently ({line[:60]!r})")
+        return found
+
+    def finish(self, folder: str, found: str) -> None:
+        """Write the card."""
+        own = sum(parameter.numel() for parameter in self.trained.loaded.model.parameters())
+        stored = f" ({self.size:,} as stored by the class)" * (self.size != own)
+        rows = {"class": self.made, "parameters": f"{own:,}{stored}", "weights": "float32", "checked": found,
+                "dictionaries": counts(self.trained.loaded, {})["dictionaries"]}  # fmt: skip
+        limits = [stack.max_positions() for stack in (self.plain.encoder, self.plain.decoder)]
+        card = make_export_card(
+            self.trained, "transformers", PACKAGES, rows, decoder="tokenizer" if self.sizes.shared else "target",
+            tags=text.tags_of(self.trained.loaded.source.symbols), limit=limits[1] - 1,
+            positions=min(limits) * (self.kind in OFFSETS),
+        )  # fmt: skip
+        write_text(os.path.join(folder, "README.md"), card)
 
 
 def choose_class(model: Any, activation: str, vocabulary: Vocabulary) -> str:

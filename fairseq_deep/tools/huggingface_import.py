@@ -1,8 +1,8 @@
 """Import of a transformers model: flags, weights, dictionaries and sub-words."""
 
-import json
 import os
 from argparse import Namespace
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +12,9 @@ from fairseq_deep.core.positions import sinusoids
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
 from fairseq_deep.runtime.packaged import config as packaged
+from fairseq_deep.runtime.records import Check, line, needed, optional, read_json, whole
 from fairseq_deep.tools.huggingface_format import BART, FSMT, M2M100, MBART, MODEL_TYPES, NEVER, OFFSETS, PAD, UNK
-from fairseq_deep.tools.huggingface_pieces import tags_of
-from fairseq_deep.tools.huggingface_tokenizer import END, symbol_of
+from fairseq_deep.tools.huggingface_tokenizer import END, symbol_of, tags_of
 from fairseq_deep.tools.input_text import read_lines
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate",
@@ -22,7 +22,17 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_accurate", "gel
                "relu2": "relu_squared"}  # fmt: skip
 """fairseq's names of activation functions by transformers' names."""
 ARCH = "deep_transformer"
-PIECES = "sentencepiece.bpe.model"
+PIECES = ("sentencepiece.bpe.model", "source.spm")
+"""SentencePiece models of M2M100's and Marian's tokenizers."""
+
+
+VOCABULARY = {"*": whole(0, 1 << 31)}
+FAST = {
+    "vocab": needed(VOCABULARY),
+    "merges": [Check("a pair of tokens", lambda pair: isinstance(_pair(pair), list) and len(_pair(pair)) == 2
+                     and all(isinstance(part, str) for part in _pair(pair)))],
+}  # fmt: skip
+"""Schema of the model in a tokenizer.json."""
 
 
 class Vocabularies(NamedTuple):
@@ -30,32 +40,29 @@ class Vocabularies(NamedTuple):
 
     Attributes:
         source, target: fairseq's symbols by index, followed by symbols that exist only in the tokenizer
-        codes: content of the file with merges; None: tokens are words or pieces
-        pieces: path of a SentencePiece model
+        subwords: name and content of the file with merges or the SentencePiece model; empty if tokens are words
     """
 
     source: list[str]
     target: list[str]
-    codes: str | None = None
-    pieces: str | None = None
+    subwords: dict[str, bytes]
+
+    @property
+    def pieces(self) -> bool:
+        """Whether the sub-words are SentencePiece's."""
+        return "spm.model" in self.subwords
 
 
-def read_json(path: str) -> dict[str, Any]:
+def _read(path: str, schema: Any) -> dict[str, Any]:
     """Return the JSON object in the file at *path*.
 
     Raises:
-        UsageError: the file cannot be read, or is not a JSON object
+        UsageError: the file is missing, too large or nested too deep, or does not match *schema*
     """
-    try:
-        with open(path, encoding="utf-8") as stream:
-            content = json.load(stream)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror}); give the directory of a model") from error
-    except ValueError as error:
-        raise UsageError(f"{path}: must be JSON ({error}); copy the directory again") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{path}: must be a JSON object; copy the directory again")
-    return content
+    found = read_json(path, schema, "copy the directory again")
+    if not found:
+        raise UsageError(f"{path}: missing or empty; give the directory of a model")
+    return found
 
 
 def check_kind(folder: str) -> str:
@@ -64,7 +71,7 @@ def check_kind(folder: str) -> str:
     Raises:
         UsageError: the type is not supported
     """
-    kind = read_json(os.path.join(folder, "config.json")).get("model_type")
+    kind = _read(os.path.join(folder, "config.json"), {"model_type": optional(line)}).get("model_type")
     if kind == packaged.HUGGINGFACE["model_type"]:
         raise UsageError(f"{folder} is a package of fairseq_deep: use it without import, for example in translate")
     if kind not in MODEL_TYPES:
@@ -81,59 +88,61 @@ def read_vocabularies(folder: str) -> Vocabularies:
     """
     there = {name: os.path.join(folder, name) for name in os.listdir(folder)}
     if "tokenizer.json" in there:
-        symbols, codes = _of_fast(there["tokenizer.json"])
+        symbols, merges = _of_fast(there["tokenizer.json"])
         target = os.path.join(folder, "target", "tokenizer.json")
-        return Vocabularies(symbols, _of_fast(target)[0] if os.path.isfile(target) else symbols, codes)
+        return Vocabularies(symbols, _of_fast(target)[0] if os.path.isfile(target) else symbols, merges)
     if "vocab-src.json" in there:
         if "merges.txt" not in there:
             raise UsageError(f"{folder} has no merges.txt: copy it from the source of the model")
         lines = read_lines(there["merges.txt"])
         merges = [line.split()[:2] for line in lines if line.strip() and not line.startswith("#version")]
-        sides = (os.path.join(folder, f"vocab-{side}.json") for side in ("src", "tgt"))
-        return Vocabularies(*(_symbols(read_json(path), path, True) for path in sides), _codes(merges))
-    if "vocab.json" in there and PIECES in there:
-        symbols = _symbols(read_json(there["vocab.json"]), there["vocab.json"], False)
-        return Vocabularies(symbols, symbols, pieces=there[PIECES])
-    files = f"tokenizer.json, vocab-src.json with merges.txt, or vocab.json with {PIECES}"
+        sides = (_of_json(os.path.join(folder, f"vocab-{side}.json"), True) for side in ("src", "tgt"))
+        return Vocabularies(*sides, _codes(merges))
+    pieces = next((there[name] for name in PIECES if name in there), None)
+    if "vocab.json" in there and pieces:
+        other = os.path.join(folder, "target", "vocab.json")
+        sides = (there["vocab.json"], other if os.path.isfile(other) else there["vocab.json"])
+        with open(pieces, "rb") as stream:
+            return Vocabularies(*(_of_json(path, False) for path in sides), {"spm.model": stream.read()})
+    files = f"tokenizer.json, vocab-src.json with merges.txt, or vocab.json with {' or '.join(PIECES)}"
     raise UsageError(f"{folder} has no supported sub-words: it must have {files}")
 
 
-def _of_fast(path: str) -> tuple[list[str], str | None]:
+def _of_fast(path: str) -> tuple[list[str], dict[str, bytes]]:
     """Return the symbols and the merges of a tokenizer.json."""
-    model = read_json(path).get("model")
-    model = model if isinstance(model, dict) else {}
-    kind, vocabulary = model.get("type"), model.get("vocab")
-    cuts = kind == "BPE"
-    if not isinstance(vocabulary, dict) or not (kind == "WordLevel" or cuts and model.get("end_of_word_suffix") == END):
-        raise UsageError(
-            f"{path} splits text by {'another kind of BPE' if cuts else kind}: supported are words, and BPE with {END} "
-            "at the ends of words"
-        )
-    merges = model.get("merges", [])
-    if not isinstance(merges, list):
-        raise UsageError(f"{path} has merges that are not a list: copy the directory again")
-    merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in merges]
-    if not all(isinstance(pair, list) and [type(part) for part in pair] == [str, str] for pair in merges):
-        raise UsageError(f"{path} has merges that are not pairs: copy the directory again")
-    return _symbols(vocabulary, path, cuts), _codes(merges) if cuts else None
+    model = _read(path, {"model": needed({"type": needed(line)})})["model"]
+    cuts = model["type"] == "BPE"
+    if model["type"] != "WordLevel" and not (cuts and model.get("end_of_word_suffix") == END):
+        kind = "another kind of BPE" if cuts else model["type"]
+        raise UsageError(f"{path} splits text by {kind}: supported are words, and BPE with {END} at the ends of words")
+    model = _read(path, {"model": needed(FAST)})["model"]
+    return _symbols(model["vocab"], path, cuts), _codes(map(_pair, model.get("merges", []))) if cuts else {}
 
 
-def _codes(merges: list[list[str]]) -> str:
-    return "".join(f"{line}\n" for line in ("#version: 0.2", *map(" ".join, merges)))
+def _of_json(path: str, cuts: bool) -> list[str]:
+    return _symbols(_read(path, VOCABULARY), path, cuts)
+
+
+def _pair(merge: Any) -> Any:
+    """Return the parts of a merge, which are one string in older files."""
+    return merge.split(" ") if isinstance(merge, str) else merge
+
+
+def _codes(merges: Iterable[list[str]]) -> dict[str, bytes]:
+    lines = ("#version: 0.2", *map(" ".join, merges))
+    return {"code": "".join(f"{line}\n" for line in lines).encode()}
 
 
 def _symbols(vocabulary: dict[str, int], path: str, cuts: bool) -> list[str]:
     """Return fairseq's symbols by index; *cuts*: whether they are pieces of a BPE tokenizer."""
-    if not all(type(index) is int for index in vocabulary.values()):
-        raise UsageError(f"{path} has indices that are not whole numbers: copy the directory again")
-    names = {index: name for name, index in vocabulary.items()}
-    missing = next((index for index in range(len(vocabulary)) if index not in names), None)
+    names = {index: name for name, index in vocabulary.items()}  # of Marian's names for a tag, the last one
+    missing = next((index for index in range(len(names)) if index not in names), None)
     if missing is not None:
         raise UsageError(f"{path} has no token with the index {missing}: each index must have one")
-    pieces = [names[index] for index in range(len(vocabulary))]
+    pieces = [names[index] for index in range(len(names))]
     if pieces[: len(SPECIAL)] != [*SPECIAL]:
         raise UsageError(f"{path} must begin with {', '.join(SPECIAL)}, like fairseq's dictionaries")
-    whole = {*pieces[: len(SPECIAL)], *tags_of(pieces)}
+    whole = {*SPECIAL, *tags_of(pieces)}
     return [symbol_of(piece) if cuts and piece not in whole else piece for piece in pieces]
 
 
@@ -210,7 +219,7 @@ def cut_tables(
     source_size = len(source)
     while source_size > len(SPECIAL) and torch.equal(source[source_size - 1], source[UNK]):
         source_size -= 1
-    if found.pieces is not None:  # language tokens, and fairseq's padding of the table
+    if found.pieces:  # language tokens, and fairseq's padding of the table
         more = [f"madeupword{index}" for index in range(len(found.source), max(source_size, target_size))]
         found = found._replace(source=found.source + more, target=found.target + more)
     for side, symbols, size in (("source", found.source, source_size), ("target", found.target, target_size)):

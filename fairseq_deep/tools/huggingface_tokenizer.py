@@ -1,35 +1,66 @@
 """Tokenizer files for transformers that map tokenised text to fairseq's indices.
 
-A token ``xy@@`` of subword-nmt becomes ``xy``, and ``xy`` becomes ``xy</w>``. A part of a merge that is not in the
-dictionary needs its own id after the dictionary. It means ``<unk>``, like all unknown words, or an existing entry if
-two names denote the same token (the word ``@@@@`` and the prefix ``@@``). For SentencePiece, see `huggingface_pieces`.
+With SentencePiece, they are a ``MarianTokenizer``: its SentencePiece models, and the dictionary as ``vocab.json``. It
+keeps a tag whole in Marian's form only, so ``>>de<<`` also names the entry ``<2de>``.
+
+With merges, they are a fast tokenizer: A token ``xy@@`` of subword-nmt becomes ``xy``, and ``xy`` becomes ``xy</w>``. A
+part of a merge that is not in the dictionary needs its own id after the dictionary. It means ``<unk>``, like all
+unknown words, or an existing entry if two names denote the same token (the word ``@@@@`` and the prefix ``@@``).
 """
 
 import json
 import os
+import re
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
+from fairseq_deep.core.language_tags import TAG
 from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
 from fairseq_deep.runtime.text import SEPARATOR, Merges, is_pieces
-from fairseq_deep.tools import huggingface_pieces
-from fairseq_deep.tools.huggingface_pieces import Pieces, read_pieces, tags_of
 
 END = "</w>"
 BLANKS = r"[\s\x1c-\x1f]+"
 """White space as in Python's ``str.split()``."""
 VERSION = (0, 2)
 CONFIG = "tokenizer_config.json"
+TAGGED = chr(0xFDD4)
+"""A code point that Unicode reserves for internal use; it marks a tag at the beginning of a text."""
+OTHER_TAG = re.compile(r"[^\w&].*[^\W\d_].*|__.*")
+"""Tags such as >>de<< and __de__, but not @-@, &quot; and words that other steps of a corpus joined."""
+MARIAN_TAG = re.compile(r">>.*<<")
+SETTINGS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>",
+            "padding_side": "right", "split_special_tokens": True, "clean_up_tokenization_spaces": False,
+            "model_input_names": ["input_ids", "attention_mask"]}  # fmt: skip
 
 
-def read_subwords(path: str) -> list[tuple[str, str]] | Pieces:
-    """Return the distinct subword-nmt merges in the file at *path*, or the SentencePiece model.
+def tags_of(symbols: Sequence[str]) -> list[str]:
+    """Return the target-language tags in a dictionary."""
+    return [symbol for symbol in symbols[len(SPECIAL) :] if TAG.fullmatch(symbol)]
+
+
+def check_tags(trained: Any) -> None:
+    """Raise `UsageError` if the dictionary of the model has tags that its tokenizer would split.
+
+    Args:
+        trained: see `Trained`
+    """
+    known = [TAG, MARIAN_TAG] if trained.steps.kind == "sentencepiece" else [TAG]
+    for tag in trained.steps.tags(trained.loaded.source.symbols[len(SPECIAL) :]):
+        if OTHER_TAG.fullmatch(tag) and not any(form.fullmatch(tag) for form in known):
+            raise UsageError(f"the tokenizer for transformers keeps only tags such as <2de> whole, and would split "
+                             f"{tag} of {trained.path}: use --format torch, or train with such tags")  # fmt: skip
+
+
+def read_merges(path: str | None) -> list[tuple[str, str]] | None:
+    """Return the distinct subword-nmt merges in the file at *path*; None for words and SentencePiece.
 
     Raises:
         UsageError: transformers' tokenizers do not support the file
     """
-    if is_pieces(path):
-        return read_pieces(path)
+    if path is None or is_pieces(path):
+        return None
     merges = Merges(path).merges
     if merges.version != VERSION:
         version = ".".join(map(str, merges.version))
@@ -37,36 +68,32 @@ def read_subwords(path: str) -> list[tuple[str, str]] | Pieces:
     return sorted(merges.bpe_codes, key=merges.bpe_codes.get)
 
 
-def make_vocabulary(
-    symbols: list[str], subwords: list[tuple[str, str]] | Pieces | None
-) -> tuple[dict[str, int], list[int]]:
+def make_vocabulary(symbols: list[str], merges: list[tuple[str, str]] | None) -> tuple[dict[str, int], list[int]]:
     """Return the ids of all pieces, and the dictionary entries of ids after the dictionary.
 
     Args:
         symbols: the entries of the dictionary by index, including the four special symbols
-        subwords: see `read_subwords`; None: tokens are words
+        merges: see `read_merges`
 
     Raises:
         UsageError: two entries cannot be distinguished
     """
-    if isinstance(subwords, Pieces):
-        return huggingface_pieces.make_vocabulary(symbols, subwords)
     indices: dict[str, int] = {}
     for index, symbol in enumerate(symbols):
         if symbol in indices:
             raise UsageError(f"a dictionary in which {symbol[:40]!r} occurs twice")
         indices[symbol] = index
-    if subwords is None:
+    if merges is None:
         return indices, []
-    whole = {*symbols[:4], *tags_of(symbols)}
+    whole = {*SPECIAL, *tags_of(symbols)}
     vocabulary = {symbol if symbol in whole else piece_of(symbol): index for index, symbol in enumerate(symbols)}
     meanings: list[int] = []
-    for piece in dict.fromkeys(part for pair in subwords for part in (*pair, "".join(pair))):
+    for piece in dict.fromkeys(part for pair in merges for part in (*pair, "".join(pair))):
         if piece in whole:
             raise UsageError(f"merges that form {piece}, a special symbol")
         if piece not in vocabulary:
             vocabulary[piece] = len(symbols) + len(meanings)
-            meanings.append(indices.get(symbol_of(piece), 3))
+            meanings.append(indices.get(symbol_of(piece), Dictionary.unk))
     if len(vocabulary) < len(symbols) + len(meanings):
         raise UsageError("a dictionary with entries that a BPE tokenizer cannot distinguish")
     return vocabulary, meanings
@@ -82,38 +109,36 @@ def symbol_of(piece: str) -> str:
     return piece[: -len(END)] if piece.endswith(END) else piece + SEPARATOR
 
 
-def make_tokenizer(
-    vocabulary: dict[str, int], subwords: list[tuple[str, str]] | Pieces | None, longest: int, tags: Sequence[str] = ()
-) -> Any:
-    """Return transformers' fast tokenizer.
+def save_tokenizer(folder: str, symbols: list[str], codes: str | None, longest: int) -> None:
+    """Write the files of a tokenizer to the directory.
 
     Args:
-        vocabulary, subwords: see `make_vocabulary`
+        symbols: the entries of the dictionary
+        codes: merges or SentencePiece model; None: tokens are words
         longest: maximum number of tokens in a source, including end-of-sentence
-        tags: target-language tags; a tag at the beginning of a text is a token
     """
-    from tokenizers import AddedToken, processors
-    from transformers import PreTrainedTokenizerFast
-
-    if isinstance(subwords, Pieces):
-        core = huggingface_pieces.make_core(vocabulary, subwords, tags, BLANKS)
+    os.makedirs(folder, exist_ok=True)
+    merges, tags = read_merges(codes), tags_of(symbols)
+    vocabulary, _ = make_vocabulary(symbols, merges)
+    settings = {**SETTINGS, "model_max_length": longest}
+    if codes and is_pieces(codes):
+        for side in ("source", "target"):
+            shutil.copyfile(codes, os.path.join(folder, f"{side}.spm"))
+        marks = {f">>{tag[2:-1]}<<": vocabulary[tag] for tag in tags}
+        _write_json(os.path.join(folder, "vocab.json"), {**marks, **vocabulary})
+        settings["tokenizer_class"] = "MarianTokenizer"
     else:
-        core = _make_core(vocabulary, subwords, tags)
-    core.post_processor = processors.TemplateProcessing(
-        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 2)]
-    )
-    if subwords is not None:  # normalized, since the normaliser marks tags at the beginning
-        core.add_tokens([AddedToken(tag, special=False, normalized=True) for tag in tags])
-    names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, **names, padding_side="right", split_special_tokens=True, model_max_length=longest,
-        clean_up_tokenization_spaces=False, model_input_names=["input_ids", "attention_mask"],
-    )  # fmt: skip
+        from transformers import PreTrainedTokenizerFast
+
+        core = _make_core(vocabulary, merges, tags)
+        PreTrainedTokenizerFast(tokenizer_object=core, **settings).save_pretrained(folder)
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # transformers 4 also supports it
+    _write_json(os.path.join(folder, CONFIG), settings)
 
 
 def _make_core(vocabulary: dict[str, int], merges: list[tuple[str, str]] | None, tags: Sequence[str]) -> Any:
-    """Return the tokenizer of words, or of merges, without special symbols."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    """Return the fast tokenizer of words, or of merges; a tag at the beginning of a text is a token."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     if merges is None:
         core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -123,19 +148,17 @@ def _make_core(vocabulary: dict[str, int], merges: list[tuple[str, str]] | None,
         )
         core.decoder = decoders.Sequence([decoders.Replace("<unk>", f"<unk>{END}"), decoders.BPEDecoder(END)])
         if tags:
-            core.normalizer = normalizers.Sequence([normalizers.Strip(), huggingface_pieces.marked_tag(tags)])
+            languages = "|".join(re.escape(tag[2:]) for tag in tags)
+            mark = normalizers.Replace(Regex(f"^<2(?=(?:{languages}))"), TAGGED)
+            core.normalizer = normalizers.Sequence([normalizers.Strip(), mark])
+            core.add_tokens([AddedToken(tag, special=False, normalized=True) for tag in tags])
     core.pre_tokenizer = pre_tokenizers.Split(Regex(BLANKS), "removed")
+    core.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", Dictionary.eos)]
+    )
     return core
 
 
-def save_tokenizer(tokenizer: Any, folder: str) -> None:
-    """Write *tokenizer* to the directory, with a class name that transformers 4 also supports."""
-    os.makedirs(folder, exist_ok=True)
-    tokenizer.save_pretrained(folder)
-    path = os.path.join(folder, CONFIG)
-    with open(path, encoding="utf-8") as stream:
-        config = json.load(stream)
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+def _write_json(path: str, content: dict[str, Any]) -> None:
     with open(path, "w", encoding="utf-8", newline="\n") as stream:
-        json.dump(config, stream, indent=2, sort_keys=True)
-        stream.write("\n")
+        stream.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")

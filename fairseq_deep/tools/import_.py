@@ -5,13 +5,15 @@ checkpoint (--restore-file, --finetune-from-model, --init-from), and fairseq-dee
 """
 
 import argparse
+import functools
+import json
 import os
-import shutil
+from types import SimpleNamespace
 from typing import Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.checkpoints import check_fairseq, save_checkpoint
-from fairseq_deep.tools.output_files import check_outputs, write_text
+from fairseq_deep.tools.output_files import check_outputs, replacing
 
 FORMATS = ("huggingface",)
 SIZES = (5, 9, 3, 12)
@@ -31,52 +33,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert the model, compare its logits with the original's, and write the checkpoint."""
-    from fairseq_deep.tools import huggingface_export, huggingface_import
+    """Convert the model, compare its scores with the original's, and write the checkpoint."""
+    from fairseq_deep.runtime.engines.transformers_engine import quiet
+    from fairseq_deep.tools import huggingface_import
+    from fairseq_deep.tools.huggingface_format import check_package
 
     check_fairseq()
     check_outputs([args.output], [args.folder])
-    huggingface_export.check_package()
+    check_package()
     if not os.path.isdir(args.folder):
         raise UsageError(f"{args.folder}: no such directory; give one with config.json and weights")
     huggingface_import.check_kind(args.folder)
     found = huggingface_import.read_vocabularies(args.folder)
-    with huggingface_export.quiet():
+    with quiet():
         stored, source, target, difference = load(args.folder, found)
     languages = _languages(args, stored.task["langs"])
-    tokenizer = args.tokenizer or ("none" if found.pieces else "moses")
-    files = _companions(args.output, languages, found)
-    for path in files:
-        if os.path.lexists(path):
-            raise UsageError(f"cannot write {path}: it exists; give --output in another directory")
+    steps = {"tokenizer": args.tokenizer or ("none" if found.pieces else "moses"), "lowercase": False}
+    sides = zip(languages, (source, target))
+    files = {f"dict.{language}.txt": "".join(f"{word} 1\n" for word in each.symbols[4:]).encode()
+             for language, each in sides}  # fmt: skip
+    files |= {"steps.json": f"{json.dumps(steps)}\n".encode(), **found.subwords}
+    paths = {os.path.join(os.path.dirname(args.output), name): content for name, content in files.items()}
+    for path in filter(os.path.lexists, paths):
+        raise UsageError(f"cannot write {path}: it exists; give --output in another directory")
     try:
-        _write(args.output, stored, languages, (source, target), tokenizer, found)
+        for path, content in paths.items():
+            with replacing(path) as temporary, open(temporary, "wb") as stream:
+                stream.write(content)
+        _write_checkpoint(args.output, stored, languages, (source, target))
     except BaseException:
-        for path in filter(os.path.exists, files):
+        for path in filter(os.path.exists, paths):
             os.remove(path)
         raise
     sizes = f"{languages[0]} {len(source):,}, {languages[1]} {len(target):,} entries"
-    print(f"{args.folder} -> {args.output}: {sizes}; logits within {difference:.1e}")
+    print(f"{args.folder} -> {args.output}: {sizes}; log-probabilities within {difference:.1e}")
     return 0
 
 
 def load(folder: str, found: Any) -> tuple[Any, Any, Any, float]:
-    """Return the converted model, its dictionaries, and the maximum difference of logits.
+    """Return the converted model, its dictionaries, and the maximum difference of
+    log-probabilities.
 
     Args:
         found: see `huggingface_import.read_vocabularies`
 
     Raises:
-        UsageError: the model cannot be loaded, or the logits differ
+        UsageError: the model cannot be loaded, or the log-probabilities differ
     """
     import torch
     from transformers import AutoModelForSeq2SeqLM
 
+    from fairseq_deep.core.search import SearchOptions
     from fairseq_deep.errors import one_line
+    from fairseq_deep.runtime.engines.transformers_engine import log_probabilities
     from fairseq_deep.runtime.model import StoredModel, build_model
-    from fairseq_deep.runtime.verification import Limits, Side, compare
+    from fairseq_deep.runtime.verification import Limits, Reference, compare
     from fairseq_deep.tools import huggingface_import
-    from fairseq_deep.tools.huggingface_export import TOLERANCE, Sentence, our_logits, their_logits
+    from fairseq_deep.tools.huggingface_format import TOLERANCE
 
     try:
         other = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
@@ -93,25 +106,14 @@ def load(folder: str, found: Any) -> tuple[Any, Any, Any, float]:
     stored = StoredModel(flags, tensors, task)
     model = build_model(stored, source, target)
     draws = torch.Generator().manual_seed(1)
-    sources, targets = (_random(len(each), flags.max_source_positions, draws) for each in (source, target))
-    given = {tuple(row): wanted for row, wanted in zip(sources, targets)}
-
-    def translate(batch: list[Sentence]) -> list[list[int]]:
-        return [given[tuple(each.plain)] for each in batch]
-
-    sides = Side(translate, our_logits(model)), Side(translate, their_logits(other, len(target)))
-    sentences = [Sentence(row, row) for row in sources]
-    report = compare("transformers", "logits", *sides, sentences, Limits(TOLERANCE), real=False)
+    lengths = [min(length, flags.max_source_positions) for length in SIZES]
+    rows = [torch.cat([torch.randint(4, len(source), (length - 1,), generator=draws), torch.tensor([2])])
+            for length in lengths]  # fmt: skip
+    options = SearchOptions(beam=1, max_len_a=0, max_len_b=min(max(SIZES), flags.max_target_positions) - 1)
+    theirs = SimpleNamespace(log_probabilities=functools.partial(log_probabilities, other))
+    report = compare("transformers", Reference(model, options), theirs, rows, Limits(TOLERANCE), real=False)
     stored.tensors = model.state_dict()
     return stored, source, target, report.difference
-
-
-def _random(size: int, longest: int, draws: Any) -> list[list[int]]:
-    """Return sentences of random entries of a dictionary with *size* entries."""
-    import torch
-
-    lengths = [min(length, longest) for length in SIZES]
-    return [[*torch.randint(4, size, (length - 1,), generator=draws).tolist(), 2] for length in lengths]
 
 
 def _languages(args: argparse.Namespace, found: Any) -> tuple[str, str]:
@@ -124,25 +126,7 @@ def _languages(args: argparse.Namespace, found: Any) -> tuple[str, str]:
     return pair
 
 
-def _companions(output: str, languages: tuple[str, str], found: Any) -> list[str]:
-    """Return the files next to the checkpoint: dictionaries, text steps, and sub-words if used."""
-    names = [f"dict.{language}.txt" for language in languages] + ["steps.json"]
-    names += ["code"] * (found.codes is not None) + ["spm.model"] * (found.pieces is not None)
-    return [os.path.join(os.path.dirname(output), name) for name in names]
-
-
-def _write(output: str, stored: Any, languages: tuple[str, str], dictionaries: Any, tokenizer: str, found: Any) -> None:
-    """Write the dictionaries and sub-words, and then the checkpoint."""
-    import json
-
-    paths = _companions(output, languages, found)
-    for path, dictionary in zip(paths, dictionaries):
-        write_text(path, "".join(f"{word} 1\n" for word in dictionary.symbols[4:]))
-    write_text(paths[2], json.dumps({"tokenizer": tokenizer, "lowercase": False}) + "\n")
-    if found.codes is not None:
-        write_text(paths[-1], found.codes)
-    if found.pieces is not None:
-        shutil.copyfile(found.pieces, paths[-1])
+def _write_checkpoint(output: str, stored: Any, languages: tuple[str, str], dictionaries: Any) -> None:
     from fairseq_deep.plugin.stored import make_state
 
     task = {"source_lang": languages[0], "target_lang": languages[1]}

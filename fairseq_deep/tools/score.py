@@ -83,16 +83,28 @@ def run(args: argparse.Namespace) -> int:
     """Score the translations, print a table and, as the last line, ``BLEU = NN.NN``."""
     _check_arguments(args)
     if args.multilingual:
-        return _score_pairs(args)
+        metric = _metrics("sacrebleu", args.lowercase, "")["BLEU"]
+        result = multilingual.score_folder(args.multilingual, metric, args.against)
+        shown = multilingual.report(result)
+    else:
+        result, shown = _score(args)
+    if args.json:
+        write_text(args.json, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    print(shown)
+    return 0
+
+
+def _score(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """Return the result for one system, or for several ones, and its table."""
     read = _read_generated if args.generate_output else _read_pair
-    all_texts = [read(path, args) for path in args.generate_output or args.sys]
-    texts, lang = all_texts[0], text_checks.target_language(args.lang, args.detokenize)
+    systems = [read(path, args) for path in args.generate_output or args.sys]
+    texts, lang = systems[0], text_checks.target_language(args.lang, args.detokenize)
     measure = "compound-split" if args.compound_split else "tokenized" if args.tokenized else "sacrebleu"
-    for each in all_texts:
+    for each in systems:
         references = list(zip(each.references_from, each.references))
         text_checks.check_texts((each.hypotheses_from, each.hypotheses), references, measure, lang)
-    if len(all_texts) > 1:
-        return _score_systems(args, all_texts, measure, lang)
+    if len(systems) > 1:
+        return _score_systems(args, systems, measure, lang)
     if args.references and len(args.references) != len(texts.references):
         sets = f"{len(texts.references)} set(s) of references"
         raise UsageError(f"--references is given {len(args.references)} time(s) for {sets}; give it once per set")
@@ -105,51 +117,54 @@ def run(args: argparse.Namespace) -> int:
     sources = texts.references_from
     result.update(hypotheses=texts.hypotheses_from, references=sources[0] if len(sources) == 1 else sources)
     if other is not None:
-        result.update(against=_compare(args, texts, other, lang))
-    if args.json:
-        write_text(args.json, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    _report(result)
-    return 0
+        pair = [("other", other), ("ours", texts.hypotheses)]
+        measures = {}
+        for name, (signature, (theirs, ours)) in _compare(args, pair, texts.references, "sacrebleu", lang).items():
+            measures[name] = {"other": theirs, "ours": ours, "difference": ours["score"] - theirs["score"],
+                              "p": ours.pop("p"), "signature": signature}  # fmt: skip
+            del theirs["p"]
+        result["against"] = {"system": args.against, **_bootstrap(args), "measures": measures}
+    return result, _report(result)
 
 
-def _score_systems(args: argparse.Namespace, texts: list[Texts], measure: str, lang: str) -> int:
-    """Score several systems, compare each with the first one, and print one row per system."""
+def _score_systems(
+    args: argparse.Namespace, texts: list[Texts], measure: str, lang: str
+) -> tuple[dict[str, Any], str]:
+    """Score several systems, compare each with the first one, and return one row per system."""
     first, names = texts[0], [each.hypotheses_from for each in texts]
     for each in texts[1:]:
         if each.references != first.references:
             raise UsageError(f"{each.hypotheses_from} has other references than {names[0]}; give the same with --ref")
-    references = first.references
     systems = [(f"{index}:{each.hypotheses_from}", each.hypotheses) for index, each in enumerate(texts)]
-    if measure == "compound-split":
-        references = [list(map(split_compounds, side)) for side in references]
-        systems = [(name, list(map(split_compounds, side))) for name, side in systems]
-    resamples = args.resamples or significance.RESAMPLES
-    found = significance.paired_bootstrap(systems, references, _metrics(measure, args.lowercase, lang), resamples)
+    found = _compare(args, systems, first.references, measure, lang)
     measures = {key: each.systems for key, each in found.items()}
     records = [{"hypotheses": name, **dict(zip(measures, each))} for name, each in zip(names, zip(*measures.values()))]
     for name, record in zip(names, records):
         text_checks.check_score(name, record["BLEU"]["score"])
-    signatures = {name: measured.signature for name, measured in found.items()}
+    signatures, settings = {name: measured.signature for name, measured in found.items()}, _bootstrap(args)
     result = {"measure": measure, "label": MEASURES[measure], "sentences": len(first.hypotheses), "systems": records,
-              "references": first.references_from, "resamples": resamples, "seed": significance.SEED,
-              "signatures": signatures}  # fmt: skip
-    if args.json:
-        write_text(args.json, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    rows = [("measure", result["label"]), ("sentences", f"{result['sentences']:,}")]
-    print(format_table([*rows, *((f"{name}", signature) for name, signature in signatures.items())]))
-    print(f"\np: paired bootstrap against the first system, {resamples:,} resamples, seed {significance.SEED}")
-    print(significance.table(measures, names) + "\n")
-    print("BLEU = " + " ".join(f"{record['BLEU']['score']:.2f}" for record in records))
-    return 0
+              "references": first.references_from, **settings, "signatures": signatures}  # fmt: skip
+    rows = [("measure", result["label"]), ("sentences", f"{result['sentences']:,}"), *signatures.items()]
+    resamples, seed = settings.values()
+    note = f"p: paired bootstrap against the first system, {resamples:,} resamples, seed {seed}"
+    scores = "BLEU = " + " ".join(f"{record['BLEU']['score']:.2f}" for record in records)
+    table = significance.table(measures, names)
+    return result, f"{format_table(rows)}\n\n{note}\n{table}\n\n{scores}"
 
 
-def _score_pairs(args: argparse.Namespace) -> int:
-    metric = _metrics("sacrebleu", args.lowercase, "")["BLEU"]
-    result = multilingual.score_folder(args.multilingual, metric, args.against)
-    if args.json:
-        write_text(args.json, json.dumps(result, indent=2) + "\n")
-    print(multilingual.report(result))
-    return 0
+def _bootstrap(args: argparse.Namespace) -> dict[str, int]:
+    return {"resamples": args.resamples or significance.RESAMPLES, "seed": significance.SEED}
+
+
+def _compare(
+    args: argparse.Namespace, systems: list[tuple[str, list[str]]], references: list[list[str]], measure: str, lang: str
+) -> dict[str, Any]:
+    """Compare the first of *systems* (name, hypotheses) with each other one."""
+    if measure == "compound-split":
+        references = [list(map(split_compounds, side)) for side in references]
+        systems = [(name, list(map(split_compounds, side))) for name, side in systems]
+    metrics = _metrics(measure, args.lowercase, lang)
+    return significance.paired_bootstrap(systems, references, metrics, _bootstrap(args)["resamples"])
 
 
 def compute(
@@ -195,46 +210,30 @@ def _metrics(measure: str, lowercase: bool, lang: str) -> dict[str, Any]:
     return {"BLEU": BLEU(lowercase=lowercase, force=True, tokenize="none", smooth_method="none")}
 
 
-def _compare(args: argparse.Namespace, texts: Texts, other: list[str], lang: str) -> dict[str, Any]:
-    """Compare with the hypotheses of `--against`."""
-    resamples = args.resamples or significance.RESAMPLES
-    systems = [("other", other), ("ours", texts.hypotheses)]
-    metrics = _metrics("sacrebleu", args.lowercase, lang)
-    found = significance.paired_bootstrap(systems, texts.references, metrics, resamples)
-    measures = {}
-    for name, (signature, (theirs, ours)) in found.items():
-        measures[name] = {"other": theirs, "ours": ours, "difference": ours["score"] - theirs["score"],
-                          "p": ours.pop("p"), "signature": signature}  # fmt: skip
-        del theirs["p"]
-    return {"system": args.against, "resamples": resamples, "seed": significance.SEED, "measures": measures}
-
-
 def split_compounds(line: str) -> str:
     """Split words at inner hyphens, one pass from left to right without overlap (``a-b-c`` splits once)."""
     return _COMPOUND.sub(r"\1 ##AT##-##AT## \2", line)
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
+    systems = args.sys or args.generate_output or []
     if args.sys and not args.ref:
         raise UsageError("--sys requires the references: add --ref FILE")
-    if args.multilingual:
-        single = ("ref", "tokenized", "compound_split", "lang", "detokenize", "hypotheses", "references", "resamples")
-        for flag in single:
-            if getattr(args, flag):
-                raise UsageError(f"--{flag.replace('_', '-')} is not supported with --multilingual; omit one of them")
-    if args.sys:
-        for flag in ("detokenize", "hypotheses", "references"):
-            if getattr(args, flag):
-                raise UsageError(f"--{flag} requires --generate-output and is not supported with --sys; omit it")
-    if args.detokenize and (args.tokenized or args.compound_split):
-        raise UsageError("--detokenize is not supported with --tokenized and --compound-split, which score tokens; "
-                         "omit one")  # fmt: skip
-    if args.against and (args.tokenized or args.compound_split):
-        raise UsageError("--against requires sacreBLEU on detokenised text; omit --tokenized and --compound-split")
-    systems = args.sys or args.generate_output or []
-    for flag in ("against", "hypotheses", "references") if len(systems) > 1 else ():
-        if getattr(args, flag):
-            raise UsageError(f"--{flag} is not supported with several systems; omit it, or give one system")
+    for condition, flags, problem in (
+        (args.multilingual, "ref tokenized compound-split lang detokenize hypotheses references resamples",
+         "is not supported with --multilingual; omit one of them"),
+        (args.sys, "detokenize hypotheses references",
+         "requires --generate-output and is not supported with --sys; omit it"),
+        (args.tokenized or args.compound_split, "detokenize",
+         "is not supported with --tokenized and --compound-split, which score tokens; omit one"),
+        (args.tokenized or args.compound_split, "against",
+         "requires sacreBLEU on detokenised text; omit --tokenized and --compound-split"),
+        (len(systems) > 1, "against hypotheses references",
+         "is not supported with several systems; omit it, or give one system"),
+    ):  # fmt: skip
+        flag = next((flag for flag in flags.split() if getattr(args, flag.replace("-", "_"))), None)
+        if condition and flag:
+            raise UsageError(f"--{flag} {problem}")
     if [*systems, *args.ref, args.against].count("-") > 1:
         raise UsageError("'-' is given twice: standard input has one text; give files")
     if args.resamples and not args.against and len(systems) < 2:
@@ -244,9 +243,8 @@ def _check_arguments(args: argparse.Namespace) -> None:
 
 
 def _read_pair(system: str, args: argparse.Namespace) -> Texts:
-    paths = args.ref
-    texts = Texts(read_lines(system), [read_lines(path) for path in paths], system, paths)
-    for path, references in zip(paths, texts.references):
+    texts = Texts(read_lines(system), [read_lines(path) for path in args.ref], system, args.ref)
+    for path, references in zip(args.ref, texts.references):
         counts = len(texts.hypotheses), len(references)
         if counts[0] != counts[1]:
             raise UsageError(f"line counts differ: {system} has {counts[0]}, {path} has {counts[1]}; align the files")
@@ -256,14 +254,12 @@ def _read_pair(system: str, args: argparse.Namespace) -> Texts:
 def _read_generated(path: str, args: argparse.Namespace) -> Texts:
     sentences = read_generated(path)
     text_checks.check_decoded(path, sentences)
-    hypotheses = {number: best(kinds) for number, kinds in sentences.items() if "H" in kinds}
-    targets = {number: kinds["T"] for number, kinds in sentences.items() if "T" in kinds}
     detokenize = _detokenizer(args.detokenize)
-    if args.ref:
-        sources, sets = args.ref, [dict(enumerate(read_lines(name))) for name in args.ref]
-    else:
-        sources, sets = [path], [{key: detokenize(line) for key, line in targets.items()}]
-        if not targets:
+    hypotheses = {number: detokenize(best(kinds)) for number, kinds in sentences.items() if "H" in kinds}
+    sources, sets = args.ref, [dict(enumerate(read_lines(name))) for name in args.ref]
+    if not args.ref:
+        sources, sets = [path], [{key: detokenize(kinds["T"]) for key, kinds in sentences.items() if "T" in kinds}]
+        if not sets[0]:
             raise UsageError(f"{path} has no line 'T-...' (no target side?); give the references with --ref")
     for source, references in zip(sources, sets):
         if hypotheses.keys() != references.keys():
@@ -276,8 +272,7 @@ def _read_generated(path: str, args: argparse.Namespace) -> Texts:
     if order[-1] + 1 != len(order):
         missing = next(index for index, key in enumerate(order) if index != key)
         text_checks.warn(f"{path} has {len(order)} sentences of at least {order[-1] + 1} (first missing: {missing})")
-    ordered = [[references[key] for key in order] for references in sets]
-    return Texts([detokenize(hypotheses[key]) for key in order], ordered, path, sources)
+    return Texts([hypotheses[key] for key in order], [[each[key] for key in order] for each in sets], path, sources)
 
 
 def _detokenizer(lang: str | None):
@@ -291,7 +286,7 @@ def _detokenizer(lang: str | None):
     return lambda line: moses.detokenize(line.split())
 
 
-def _report(result: dict[str, Any]) -> None:
+def _report(result: dict[str, Any]) -> str:
     lengths = f"{result['hypothesis_length']:,} hypothesis / {result['reference_length']:,} reference words"
     rows = [
         ("measure", result["label"]),
@@ -302,10 +297,11 @@ def _report(result: dict[str, Any]) -> None:
     ]
     if "chrf" in result:
         rows.append(("chrF", f"{result['chrf']:.2f}  ({result['chrf_signature']})"))
-    print(format_table(rows))
+    parts = [format_table(rows), f"BLEU = {result['bleu']:.2f}"]
     if "against" in result:
         found = result["against"]
-        print(f"\npaired bootstrap, {found['resamples']:,} resamples, seed {found['seed']}:")
         records = {name: (each["other"], each | each["ours"]) for name, each in found["measures"].items()}
-        print(significance.table(records, (found["system"], result["hypotheses"])) + "\n")
-    print(f"BLEU = {result['bleu']:.2f}")
+        table = significance.table(records, (found["system"], result["hypotheses"]))
+        note = f"\npaired bootstrap, {found['resamples']:,} resamples, seed {found['seed']}:"
+        parts[1:1] = [note, table, ""]
+    return "\n".join(parts)

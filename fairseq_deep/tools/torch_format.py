@@ -12,43 +12,83 @@ extra files contain everything that a search requires:
 | ``README.md`` | a card |
 """
 
-import argparse
 import base64
 import json
-import os
 import warnings
-from typing import Any, BinaryIO
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.errors import UsageError, one_line
-from fairseq_deep.runtime.dictionary import SPECIAL
+from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
 from fairseq_deep.runtime.language_codes import short_code
-from fairseq_deep.runtime.loading import ModelFacts
 from fairseq_deep.runtime.text import is_pieces
-from fairseq_deep.tools import torch_check, translate
+from fairseq_deep.runtime.verification import Limits, Reference, normalised, padded, shifted
 from fairseq_deep.tools.card import counts, make_export_card, versions
-from fairseq_deep.tools.input_text import read_lines
-from fairseq_deep.tools.output_files import check_output_path, replacing
+from fairseq_deep.tools.trained import Format, Trained
 
 FORMAT, VERSION = "fairseq_deep torch.export", 1
 CAPACITY = 256
 """Default number of target positions; time and memory of a step grow with it."""
 NAMES = ("fairseq_deep", "torch")
-USE = """## Use
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
+"""Maximum difference of log-probabilities by the type of the weights, relative to the largest one if that is above 1;
+in half precision, eight units in the last place."""
+SHARE = 0.995
+"""Share of translations that must be equal in fp32."""
 
-`load_pt2` of `torch.export.pt2_archive._package` returns this file's programs and extra files (torch 2.8 or newer).
-Loading runs code from the file, so load only files that you trust. `model.json` describes the inputs and outputs. A
-search calls `encoder` once and `step` per target position:
 
-```python
-source, caches = encoder(src_tokens)  # sentences x words, padded
-scores, caches = step(words, order, position, source, caches)
-```
+class TorchExport(Format):
+    """A file with two programs.
 
-`words` has the last token of each hypothesis, initially `</s>`. `order` has the previous rank of each hypothesis,
-initially 0. `position` starts at 0. Inputs must be contiguous. `examples/translate_pt2.py` in the repository of
-fairseq_deep is a beam search that requires only torch."""
+    Raises:
+        UsageError: the model cannot be exported, or this torch is too old
+    """
+
+    program = "torch.export"
+
+    def __init__(self, trained: Trained):
+        super().__init__(trained)
+        args, model = trained.args, trained.loaded.model
+        self.archives = check_package()
+        trained.search["beam"] = args.beam or trained.search["beam"]
+        dtype = getattr(torch, args.dtype or "float32")
+        model.to(dtype)
+        self.max_target = args.capacity or min(CAPACITY, model.decoder.max_positions())
+        self.programs = export(model, trained.search["beam"], self.max_target, trained.path)
+        self.settings = describe(self.programs, trained, self.max_target)
+        self.made = f"beam {trained.search['beam']}, {self.max_target} positions"
+        self.limits = Limits(TOLERANCES[dtype], None, SHARE if dtype == torch.float32 else None, own_search=True)
+
+    def write(self, path: str) -> None:
+        """See :class:`Format`."""
+        loaded, settings = self.trained.loaded, self.settings
+        extra = {"model.json": json.dumps(settings, indent=1, ensure_ascii=False)}
+        facts = counts(loaded, loaded.model.state_dict())
+        facts["positions"] = f"at most {self.max_target} target tokens and {settings['max_source']} source tokens"
+        extra |= {
+            **_texts(loaded, self.trained.bundle),
+            "README.md": make_export_card(self.trained, "torch", NAMES, facts),
+        }
+        for program in self.programs.values():
+            program.example_inputs = None  # their caches are as large as the model
+        try:
+            with open(path, "wb+") as file:
+                self.archives.package_pt2(file, exported_programs=self.programs, extra_files=extra)
+        except RuntimeError as error:  # raised by torch on a full disk
+            raise UsageError(f"cannot write {self.trained.args.output}: {one_line(error)}") from error
+
+    def open(self, path: str, options: SearchOptions) -> "Programs":
+        """See :class:`Format`."""
+        with open(path, "rb") as file:
+            content = self.archives.load_pt2(file)
+        if json.loads(content.extra_files["model.json"]) != self.settings:
+            raise UsageError("the written file differs when read back; check the disk")
+        encode, step = (content.exported_programs[name].module() for name in ("encoder", "step"))
+        return Programs(ProgramModel(encode, step, self.settings), options)
 
 
 def check_package() -> Any:
@@ -63,52 +103,6 @@ def check_package() -> Any:
         problem = f"--format torch requires torch 2.8 or newer, but this is {torch.__version__}"
         raise UsageError(f"{problem}: pip install 'torch>=2.8'") from error
     return _package
-
-
-def write(args: argparse.Namespace) -> int:
-    """Write the file, and compare its programs with the model."""
-    from fairseq_deep.runtime import load_model, search_of
-    from fairseq_deep.runtime.verification import token_rows
-
-    archives = check_package()
-    check_new_file(args.output)
-    given = args.verify and [args.verify, *read_lines(args.verify)]
-    bundle = translate.find_parts(args.checkpoint, args)
-    loaded = load_model(bundle)
-    steps = bundle.text_steps(loaded.source_lang, loaded.target_lang, loaded.source)
-    search = {**search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen}
-    search["beam"] = args.beam or search["beam"]
-    loaded.model.to(getattr(torch, args.dtype or "float32"))
-    capacity = args.capacity or min(CAPACITY, loaded.model.decoder.max_positions())
-    limit = loaded.model.encoder.max_positions()
-    origin, rows = token_rows(bundle, loaded, steps, args.verify_sentences, limit, given)
-    programs = export(loaded.model, search["beam"], capacity, bundle.checkpoint)
-    settings = describe(programs, loaded, bundle, steps, search, capacity)
-    extra = {"model.json": json.dumps(settings, indent=1, ensure_ascii=False), **_texts(loaded, bundle)}
-    facts = counts(loaded, loaded.model.state_dict())
-    facts["positions"] = f"at most {capacity} target tokens and {settings['max_source']} source tokens"
-    extra["README.md"] = make_export_card(args, loaded, settings["text"], settings["search"], NAMES, facts, USE)
-    for program in programs.values():
-        program.example_inputs = None  # their caches are as large as the model
-    with replacing(args.output) as temporary:
-        try:
-            with open(temporary, "wb+") as file:
-                archives.package_pt2(file, exported_programs=programs, extra_files=extra)
-        except RuntimeError as error:  # raised by torch on a full disk
-            raise UsageError(f"cannot write {args.output}: {one_line(error)}") from error
-        with open(temporary, "rb") as file:
-            report = _check(archives, file, settings, loaded.model, rows)
-    print(f"{bundle.checkpoint} -> {args.output}: beam {search['beam']}, {capacity} positions; {report} ({origin})")
-    return 0
-
-
-def check_new_file(path: str) -> None:
-    """Raise `UsageError` if no new file with the suffix of torch's archives can be written at `path`."""
-    if not path.endswith(".pt2"):
-        raise UsageError(f"--output {path} must end in .pt2, torch's suffix of the format")
-    if os.path.lexists(path):
-        raise UsageError(f"cannot write {path}: it exists; give another name")
-    check_output_path(path)
 
 
 def export(model: Any, beam: int, capacity: int, path: str) -> dict[str, torch.export.ExportedProgram]:
@@ -137,28 +131,24 @@ def export(model: Any, beam: int, capacity: int, path: str) -> dict[str, torch.e
         raise UsageError(f"torch {torch.__version__} cannot export {path}: {one_line(error)}") from error
 
 
-def describe(
-    programs: dict[str, Any], loaded: Any, bundle: Any, steps: Any, search: dict[str, Any], capacity: int
-) -> dict[str, Any]:
+def describe(programs: dict[str, Any], trained: Trained, capacity: int) -> dict[str, Any]:
     """Return the description of the *programs* for a search.
 
     A shape consists of numbers and the names "sentences" and "words" (of a batch of sources). Tensors in dictionaries
     are listed as "source.NAME" and "caches.NAME".
     """
-    inputs, scores = _tensors(programs["step"])
+    inputs, scores, loaded = *_tensors(programs["step"]), trained.loaded
     sources = [entry for entry in inputs if entry["name"].startswith("source.")]
     caches = [entry for entry in inputs if entry["name"].startswith("caches.")]
     tokens = {"name": "src_tokens", "shape": ["sentences", "words"], "dtype": "int64"}
     return {
         "format": FORMAT,
         "version": VERSION,
-        "source_lang": short_code(loaded.source_lang),
-        "target_lang": short_code(loaded.target_lang),
-        "text": {"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": steps.kind,
-                 "tags": steps.tags(loaded.source.symbols[len(SPECIAL) :])},
-        "search": search,
+        **dict(zip(("source_lang", "target_lang"), map(short_code, trained.languages))),
+        "text": {**trained.text, "tags": trained.steps.tags(loaded.source.symbols[len(SPECIAL) :])},
+        "search": trained.search,
         "capacity": capacity,
-        "max_source": ModelFacts.of([loaded]).max_source,
+        "max_source": trained.facts.max_source,
         "special": {name: getattr(loaded.target, name) for name in ("bos", "pad", "eos", "unk")},
         "programs": {
             "encoder": {"inputs": [tokens], "outputs": [*sources, *caches]},
@@ -199,12 +189,65 @@ def _texts(loaded: Any, bundle: Any) -> dict[str, str]:
     return texts
 
 
-def _check(
-    archives: Any, file: BinaryIO, settings: dict[str, Any], model: Any, rows: list[list[int]]
-) -> Any:
-    """Read the file like a user, and return the result of the check."""
-    content = archives.load_pt2(file)
-    encode, step = (content.exported_programs[name].module() for name in ("encoder", "step"))
-    if json.loads(content.extra_files["model.json"]) != settings:
-        raise UsageError("the written file differs when read back; check the disk")
-    return torch_check.check_programs((encode, step), settings, model, rows)
+class ProgramModel:
+    """Adapter of two programs to the model interface of `BeamSearch`.
+
+    Args:
+        encode, step: the programs
+        settings: their description (`torch_format.describe`)
+    """
+
+    def __init__(self, encode: Callable, step: Callable, settings: dict[str, Any]):
+        self._encode, self._step, self.decoder = encode, step, self
+        self.beam, self.capacity = settings["search"]["beam"], settings["capacity"]
+        # the dimension of sentences in each cache
+        self._dims = {
+            entry["name"].partition(".")[2]: entry["shape"].index("sentences")
+            for entry in settings["programs"]["step"]["inputs"]
+            if entry["name"].startswith("caches.")
+        }
+
+    def encoder(self, src_tokens: Tensor) -> dict[str, Any]:
+        """Encode a batch (B x S)."""
+        source, caches = self._encode(src_tokens)
+        return {"encoder_out": [source["padding"]], "source": source, "caches": caches}
+
+    def max_positions(self) -> int:
+        """Return the number of positions in the caches."""
+        return self.capacity
+
+    def __call__(self, prev_output_tokens: Tensor, encoder_out: dict, incremental_state: dict) -> tuple[Tensor, dict]:
+        """Return scores (rows x 1 x V) for the next token; the first step has a row per sentence."""
+        state, words = incremental_state, prev_output_tokens[:, -1:]
+        if "caches" not in state:
+            first = torch.zeros(len(words), self.beam, dtype=torch.long, device=words.device)
+            state.update(source=encoder_out["source"], caches=encoder_out["caches"], order=first, position=0, rows=1)
+            words = words.expand(-1, self.beam)
+        words = words.reshape(-1, self.beam).contiguous()
+        position = torch.tensor([state["position"]], device=words.device)
+        scores, state["caches"] = self._step(words, state["order"], position, state["source"], state["caches"])
+        scores = scores[:, :1] if len(scores) == len(prev_output_tokens) else scores
+        state["position"] += 1
+        return scores.flatten(0, 1).unsqueeze(1), {"attn": [None]}
+
+    def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
+        """Reorder the caches to the hypotheses *new_order*, which are grouped by sentence."""
+        state = incremental_state
+        order, rows = new_order.view(-1, self.beam), state["rows"]
+        sentences = order[:, 0] // rows
+        state["order"], state["rows"] = order % rows, self.beam
+        state["source"] = {name: x.index_select(0, sentences) for name, x in state["source"].items()}
+        state["caches"] = {name: x.index_select(self._dims[name], sentences) for name, x in state["caches"].items()}
+
+
+class Programs(Reference):
+    """Programs as one side of a comparison."""
+
+    def log_probabilities(self, sentences: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+        """See :class:`Reference`."""
+        inputs, encoded, state, steps = shifted(targets), self.model.encoder(padded(sentences)), {}, []
+        for position, words in enumerate(inputs.t()):
+            rows = words.repeat_interleave(self.model.beam if position else 1).unsqueeze(1)
+            scores, _ = self.model(rows, encoded, state)
+            steps.append(scores.view(len(words), -1, scores.size(-1))[:, -1])
+        return normalised(torch.stack(steps, 1)[inputs.ne(Dictionary.pad)])

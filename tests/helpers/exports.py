@@ -10,7 +10,6 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from fairseq_deep.plugin.architectures import get_architecture
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-from fairseq_deep.tools import huggingface_tokenizer
 from tests.helpers.models import task_of, tiny_flags
 
 PAD, EOS = 1, 2
@@ -101,9 +100,8 @@ def dictionary_of(lines, threshold=0):
 
 
 def learn_pieces(path, lines, **options):
-    """Write a model of SentencePiece, in which some characters are unknown, to *path*; return what is read of it."""
+    """Write a model of SentencePiece, in which some characters are unknown, to *path*."""
     import sentencepiece as spm
 
     settings = {"vocab_size": 500, "character_coverage": 0.999, "hard_vocab_limit": False, "minloglevel": 2, **options}
     spm.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_prefix=str(path)[: -len(".model")], **settings)
-    return huggingface_tokenizer.read_subwords(str(path))

@@ -216,8 +216,8 @@ def test_the_check_of_an_export_sees_other_translations(package, tmp_path, monke
     words = ["export", str(folder), "--format", "ctranslate2", "--output", str(tmp_path / "out")]
     monkeypatch.setattr(ct2_engine.Ct2Engine, "_hypotheses", lambda *_: [{"tokens": torch.tensor([5, 2])}])
     assert cli.main(words) == 2 and not (tmp_path / "out").exists()
-    assert "CTranslate2: translations differ from the model's for 50 of 50 sentences" in capsys.readouterr().err
+    assert "CTranslate2: translations differ from the model's for 60 of 60 sentences" in capsys.readouterr().err
     monkeypatch.undo()
-    monkeypatch.setattr("fairseq_deep.tools.ctranslate2_export.EXACT", 0.0)
+    monkeypatch.setattr("fairseq_deep.tools.ctranslate2_format.EXACT", 0.0)
     assert cli.main(words) == 2 and not (tmp_path / "out").exists()
     assert "CTranslate2: log-probabilities differ from the model's (by up to " in capsys.readouterr().err

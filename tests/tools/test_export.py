@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from fairseq_deep.tools.export import _name_stock_parts, plain_weights
+from fairseq_deep.tools.fairseq_format import _name_stock_parts, plain_weights
 from tests.helpers.commands import PACKAGE, hypotheses, run, train_command
 
 DEPTH = ("--encoder-layers", "2", "--decoder-layers", "3", "--max-update", "6")

@@ -12,7 +12,9 @@ import torch
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import Translator, find_bundle, load_model
 from fairseq_deep.runtime.dictionary import Dictionary
-from fairseq_deep.tools import huggingface_export, huggingface_format
+from fairseq_deep.runtime.engines import transformers_engine
+from fairseq_deep.runtime.engines.transformers_engine import quiet
+from fairseq_deep.tools import huggingface_format
 from tests.helpers.commands import losses, run, train_command
 from tests.helpers.exports import greedy, write_model
 from tests.helpers.models import make_batch, make_dictionary
@@ -73,7 +75,7 @@ def export(command):
 def load(folder):
     from transformers import AutoModelForSeq2SeqLM
 
-    with huggingface_export.quiet():
+    with quiet():
         return AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True).eval()
 
 
@@ -90,7 +92,7 @@ def test_every_structure_computes_the_same_in_both_directions(structure, make, e
     model, folder = make(name, **flags)
     code, out, err = export(folder / "model.pt", "--output", folder / "out")
     assert (code, err) == (0, ""), err
-    assert f"{folder}/out: {kind}ForConditionalGeneration; logits of 16 sentences" in out, out
+    assert f"{folder}/out: {kind}ForConditionalGeneration; log-probabilities of 16 sentences" in out, out
     other = load(folder / "out")
     assert not (folder / "out/target").exists() or "share_all_embeddings" not in flags
     for left in (False, True)[: 1 + (kind in ANY_SIDE)]:
@@ -156,7 +158,7 @@ def test_a_recipe_is_checked_with_its_test_set_and_its_card_translates(recipe):
     assert "# Of &lt;numbers&gt;\n" in card and "translations equal" in card and "SHA256SUMS" not in card
     lines = [*(trained / "text/raw/test.en").read_text().splitlines(), ""]
     names = {}
-    with huggingface_export.quiet():
+    with quiet():
         exec(code_of(output), names)
         found = names["translate"](lines)
     expected = Translator(str(trained), cpu=True).translate(lines)
@@ -169,7 +171,7 @@ def test_an_imported_model_translates_and_trains_on(recipe, tmp_path, command):
     trained, output, _ = recipe
     path = tmp_path / "model.pt"
     code, out, err = command("import", output, "--from", "huggingface", "--output", path)
-    assert (code, err) == (0, "") and "logits within" in out
+    assert (code, err) == (0, "") and "log-probabilities within" in out
     lines = (trained / "text/raw/test.en").read_text().splitlines()[:12]
     search = {"beam": 3, "lenpen": 0.8}
     assert Translator(str(path), cpu=True, **search).translate(lines) == Translator(str(trained), cpu=True).translate(
@@ -238,9 +240,9 @@ def test_an_export_that_fails_leaves_nothing(make, export, monkeypatch):
     with monkeypatch.context() as patch:
         real = huggingface_format.make_tensors
         patch.setattr(huggingface_format, "make_tensors", lambda *words: halve(real(*words)))
-        refuses("transformers: logits differ from the model's (by up to ", model, *new)
+        refuses("transformers: log-probabilities differ from the model's (by up to ", model, *new)
     with monkeypatch.context() as patch:
-        patch.setattr(huggingface_export, "ended", lambda row: row[1:3])
+        patch.setattr(transformers_engine, "ended", lambda row: row[1:3])
         (folder.parent / "text").write_text("w1 w2\nw3\n")
         words = [*new, "--verify", folder.parent / "text"]
         refuses("translations differ from the model's for 2 of 2 sentences", model, *words)
@@ -276,7 +278,7 @@ def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path, mo
         return lambda: (place / name).write_text(json.dumps(config))
 
     refuses(f"{folder}/no: no such directory", folder / "no")
-    refuses("config.json: cannot be read (No such file", back)
+    refuses("config.json: missing or empty; give the directory of a model", back)
     refuses("both languages are src", place, "-t", "src")
     with monkeypatch.context() as patch:
         patch.setattr("fairseq_deep.tools.import_.save_checkpoint", full)
@@ -288,11 +290,12 @@ def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path, mo
         ("does not name its languages: give --source-lang", "config.json", {"langs": None}),
         ("splits text by Unigram: supported are words, and BPE", "tokenizer.json", {"model": {"type": "Unigram"}}),
         ("splits text by another kind of BPE", "tokenizer.json", {"model": {"type": "BPE", "vocab": {}}}),
+        ("config.json: nested more than 50 levels deep; copy", "config.json", {"x": eval("[" * 60 + "]" * 60)}),
         ("must begin with <s>, <pad>, </s>, <unk>", "tokenizer.json", words_of({"a": 0})),
         ("has no token with the index 0", "tokenizer.json", words_of({"a": 1})),
-        ("has indices that are not whole numbers", "tokenizer.json", words_of({"a": [1]})),
-        ("splits text by None", "tokenizer.json", {"model": [1]}),
-        ("has merges that are not pairs", "tokenizer.json",
+        ("model.vocab.a is a list, not a whole number", "tokenizer.json", words_of({"a": [1]})),
+        ("model is a list, not an object; copy the directory again", "tokenizer.json", {"model": [1]}),
+        ("model.merges[1] is 1, not a pair of tokens", "tokenizer.json",
          {"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": "</w>", "merges": [1]}}),
         ("has 4 source tokens, but a table of 38 rows", "tokenizer.json", words_of(Dictionary().indices)),
     ):  # fmt: skip

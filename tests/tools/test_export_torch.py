@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from fairseq_deep import cli
+from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.core.torch_export import SourceProgram, StepProgram
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import Translator, find_bundle, load_model, text
-from fairseq_deep.tools import huggingface_export, torch_check, torch_format
+from fairseq_deep.runtime.verification import Limits, Reference, compare
+from fairseq_deep.tools import torch_format
 from tests.helpers.commands import run
 from tests.helpers.exports import dictionary_of, learn_pieces, tokenised_lines, write_model
 from tests.helpers.models import make_dictionary
@@ -60,7 +62,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")"""
 
 def test_the_example_translates_raw_text_as_translate_does(recipe, trained):
     file, done = recipe
-    found = r"log-probabilities of 8 sentences within \d\.\de-0[67], 8 of 8 translations equal \(test.en\)\n"
+    found = r"log-probabilities of 8 sentences within \d\.\de-0[67], 8 of 8 translations equal "
+    found += r"\(test.en, beam 3, lenpen 0.8\)\n"
     assert re.search(f" -> {file}: beam 3, 64 positions; {found}", done.stdout) and done.stderr == ""
     lines = [*(trained / "text/raw/test.en").read_text().splitlines(), "", "Unknown Words?"]
     shown = run(sys.executable, "-c", ALONE, EXAMPLE, file, stdin="\n".join(lines) + "\n")
@@ -103,7 +106,7 @@ def test_other_methods_are_translated_as_by_the_model(structure, tmp_path, comma
     model, file = tmp_path / "model.pt", tmp_path / "model.pt2"
     words = ["--format", "torch", "--tokenizer", "none", "--output", file, *more]
     code, out, err = command("export", model, *words)
-    assert (code, err) == (0, "") and "of 16 translations equal (random units)" in out
+    assert (code, err) == (0, "") and "of 16 translations equal (random units, beam " in out
     found = example["Model"](str(file))
     lines = ["w1 w2 w3", "", "w5", "w20 w9 w9 w4 w11 unknown w3", *(f"w{3 * i} w{30 - i}" for i in range(8))]
     search = {"beam": found.settings["search"]["beam"], "max_len_a": 0, "max_len_b": found.settings["capacity"] - 1}
@@ -129,22 +132,29 @@ def checked(tmp_path):
 
 def test_the_check_sees_programs_that_are_wrong(checked):
     (encode, step), settings, model = checked
-    rows = [[*torch.randint(4, 38, (length,)).tolist(), 2] for length in (3, 9, 5, 7, 4, 8)]
-    report = torch_check.check_programs((encode, step), settings, model, rows)
+    rows = [torch.tensor([*torch.randint(4, 38, (length,)).tolist(), 2]) for length in (3, 9, 5, 7, 4, 8)]
+    options = SearchOptions(beam=3, max_len_a=0, max_len_b=19)
+    limits = Limits(torch_format.TOLERANCES[torch.float32], share=torch_format.SHARE, own_search=True)
+
+    def check(step):
+        theirs = torch_format.Programs(torch_format.ProgramModel(encode, step, settings), options)
+        return compare("torch.export", Reference(model, options), theirs, rows, limits)
+
+    report = check(step)
     assert (report.sentences, report.equal) == (6, 6) and 0 < report.difference < 1e-5
 
     def unordered(words, order, *others):
         return step(words, torch.zeros_like(order), *others)
 
     with pytest.raises(UsageError, match="torch.export: translations differ from the model's for [2-6] of 6 sentences"):
-        torch_check.check_programs((encode, unordered), settings, model, rows)
+        check(unordered)
 
     def scaled(*inputs):
         scores, caches = step(*inputs)
         return 1.001 * scores, caches
 
     with pytest.raises(UsageError, match=r"log-probabilities differ from the model's \(by up to \d.\de-0\d\)"):
-        torch_check.check_programs((encode, scaled), settings, model, rows)
+        check(scaled)
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path, command, monkeypatch):
@@ -164,48 +174,34 @@ def test_an_export_that_fails_leaves_nothing(tmp_path, command, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(torch.export, "export", failing)
         refuses(f"torch {torch.__version__} cannot export {model}: no rule for this", model, *new)
-    programs = torch.export.export(torch.nn.Identity(), (torch.zeros(1),))
     with monkeypatch.context() as patch:  # a whole file, which does not pass the check
-        patch.setattr(torch_format, "export", lambda *words: {"encoder": programs, "step": programs})
-        patch.setattr(torch_format, "describe", lambda *words: {"text": {}, "search": {}, "max_source": 1})
-        patch.setattr(torch_format, "make_export_card", lambda *words: "")
-        patch.setattr(torch_check, "check_programs", unequal)
-        refuses("the programs translate otherwise", model, *new)
+        patch.setattr(torch_format.Programs, "log_probabilities", lambda *words: torch.zeros(1, 1))
+        refuses("torch.export: log-probabilities differ from the model's (by up to ", model, *new)
 
 
 def test_tags_of_any_form_stay_whole(tmp_path, capsys, example):
-    """In the example, as in translate; the tokenizer for transformers knows one form, so that export is refused."""
+    """In the example, as in translate; the tokenizer for transformers knows two forms, so others are refused."""
     learn_pieces(tmp_path / "spm.model", tokenised_lines(400, 4, 1), vocab_size=120)
     lines = tokenised_lines(20, 4, 2)
-    units = dictionary_of([">>de<< <2fr>", *map(text.cutter_of(str(tmp_path / "spm.model")), lines)])
+    units = dictionary_of(["__de__ <2fr>", *map(text.cutter_of(str(tmp_path / "spm.model")), lines)])
     sizes = {"max_source_positions": 128, "max_target_positions": 128}
     write_model(tmp_path, "prenorm_2l2l_tiny", (units, units), share_all_embeddings=True, **sizes)
     words = [tmp_path / "model.pt", "--tokenizer", "none", "--bpe-codes", tmp_path / "spm.model"]
-    given = [f"{tag}{line}" for tag, line in zip([">>de<< ", "<2fr> ", "", ">>nl<< "] * 5, lines)]
+    given = [f"{tag}{line}" for tag, line in zip(["__de__ ", "<2fr> ", "", ">>nl<< "] * 5, lines)]
     file = tmp_path / "model.pt2"
     assert cli.main(["export", *map(str, [*words, "--format", "torch", "--output", file])]) == 0
     shown = run(sys.executable, "-c", ALONE, EXAMPLE, file, stdin="\n".join(given) + "\n")
     ours = Translator(find_bundle(str(words[0]), tokenizer="none", codes=str(words[-1])), cpu=True)
     assert shown.stdout.split("\n")[:-1] == ours.translate(given)
-    assert sorted(example["Model"](str(file)).settings["text"]["tags"]) == ["<2fr>", ">>de<<"]
+    assert sorted(example["Model"](str(file)).settings["text"]["tags"]) == ["<2fr>", "__de__"]
     capsys.readouterr()
     words = ["export", *map(str, [*words, "--format", "huggingface", "--output", tmp_path / "out"])]
     assert cli.main(words) == 2 and not (tmp_path / "out").exists()
-    assert "would split >>de<< of" in capsys.readouterr().err
-
-
-def test_joined_words_of_a_corpus_are_no_tags():
-    """Which Moses or jieba would split, too, and which a corpus of another tokenisation has."""
-    names = [">>de<<", "__de__", "[de]", "@-@", "&quot;", "--", "\u7814\u7a76\u751f\u547d"]
-    assert [name for name in names if huggingface_export.OTHER_TAG.fullmatch(name)] == names[:3]
+    assert "would split __de__ of" in capsys.readouterr().err
 
 
 def failing(*words, **more):
     raise RuntimeError("no rule for this\nor that")
-
-
-def unequal(*words):
-    raise UsageError("the programs translate otherwise")
 
 
 def test_bad_files_are_one_line(recipe, tmp_path, command, example, monkeypatch):

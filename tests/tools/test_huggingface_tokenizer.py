@@ -1,16 +1,35 @@
 """The tokenizer files of an export for transformers give fairseq's indices."""
 
 import importlib.util
+import random
+import unicodedata
 
 import pytest
 
+from fairseq_deep import cli
 from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime import Translator, find_bundle, text
 from fairseq_deep.runtime.dictionary import Dictionary
-from fairseq_deep.tools import huggingface_export, huggingface_tokenizer
-from tests.helpers.exports import dictionary_of, learn_merges, tokenised_lines
+from fairseq_deep.runtime.engines.transformers_engine import TokenizerDictionary
+from fairseq_deep.tools import huggingface_import, huggingface_tokenizer
+from tests.helpers.exports import dictionary_of, learn_merges, learn_pieces, tokenised_lines, write_model
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
-PAD = 1
+pytestmark = pytest.mark.skipif(not all(map(importlib.util.find_spec, ("sentencepiece", "transformers"))),
+                                reason="needs sentencepiece and transformers")  # fmt: skip
+PAD, UNK = 1, 3
+TAGS = ["<2de>", "<2zh>"]
+POSITIONS = {"max_source_positions": 64, "max_target_positions": 64}
+
+
+def saved(folder, own, codes):
+    """The tokenizer of *own*'s symbols as AutoTokenizer loads it, and the meanings of its ids."""
+    from transformers import AutoTokenizer
+
+    huggingface_tokenizer.save_tokenizer(str(folder), own.symbols, str(codes), 200)
+    (folder / "config.json").write_text('{"model_type": "m2m_100"}')
+    merges = huggingface_tokenizer.read_merges(str(codes))
+    more = huggingface_tokenizer.make_vocabulary(own.symbols, merges)[1]
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True), [*range(len(own)), *more]
 
 
 @pytest.mark.parametrize("threshold", [0, 3])
@@ -18,28 +37,104 @@ def test_the_tokenizer_is_exact_on_tokenised_text(threshold, tmp_path):
     """Also with scripts that it has never seen, and with merges whose parts the dictionary lacks."""
     lines = tokenised_lines(1500, 8, 1)
     cut = learn_merges(tmp_path / "code", lines, 150)
-    dictionary = dictionary_of(map(cut, lines), threshold)
-    own = Dictionary(dictionary.symbols[4:])
-    merges = huggingface_tokenizer.read_subwords(str(tmp_path / "code"))
-    vocabulary, meanings = huggingface_tokenizer.make_vocabulary(own.symbols, merges)
-    assert meanings and set(meanings) == {3}
-    tokenizer = huggingface_tokenizer.make_tokenizer(vocabulary, merges, 200)
-    huggingface_tokenizer.save_tokenizer(tokenizer, tmp_path / "saved")
-    (tmp_path / "saved/config.json").write_text('{"model_type": "m2m_100"}')
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved", local_files_only=True)
+    own = Dictionary(dictionary_of(map(cut, lines), threshold).symbols[4:])
+    tokenizer, meanings = saved(tmp_path / "saved", own, tmp_path / "code")
+    assert len(meanings) > len(own) and {*meanings[len(own) :]} == {UNK}
     texts = [*lines, *tokenised_lines(2000, 12, 2), "", "<s> </s> <unk> <pad>", "@@ @@@ a@@ @"]
-    rows, ties = huggingface_export.encode(tokenizer, texts, cut, own, meanings)
-    assert len(rows) == len(texts) and not ties and sum(3 in row for row in rows) > 100
-    for text, row in zip(texts, rows):
+    rows = tokenizer(texts).input_ids
+    assert [[meanings[index] for index in row] for row in rows] == [own.encode(cut(line)).tolist() for line in texts]
+    assert sum(UNK in row for row in rows) > 100
+    for line, row in zip(texts, rows):
         if all(4 <= index < len(own) for index in row[:-1]):
-            assert tokenizer.decode(row[:-1]) == " ".join(text.split())
-    assert tokenizer.decode([3, own.indices[cut(lines[0]).split()[-1]]]).startswith("<unk> ")
+            assert tokenizer.decode(row[:-1]) == " ".join(line.split())
+    assert tokenizer.decode([UNK, own.indices[cut(lines[0]).split()[-1]]]).startswith("<unk> ")
     batch = tokenizer(lines[:3], padding=True)
     assert [row[-1] for row in batch.input_ids].count(PAD) == sum(0 in mask for mask in batch.attention_mask)
-    with pytest.raises(UsageError, match="splits a sentence differently"):
-        huggingface_export.encode(tokenizer, lines[:20], lambda line: line, own, meanings)
+
+
+def test_tags_stay_whole_beside_merges(tmp_path):
+    lines = tokenised_lines(300, 3, 1)
+    cut = learn_merges(tmp_path / "code", lines, 60)
+    own = Dictionary([*TAGS, *dictionary_of(map(cut, lines)).symbols[4:]])
+    tokenizer, meanings = saved(tmp_path / "saved", own, tmp_path / "code")
+    texts = [f"{tag} {line}" for tag in TAGS for line in lines] + ["a <2de> b", "<2zh>", "  <2de>  ab"]
+    prepare, whole = text.tokenizer_of("en", "none"), text.cutter_of(str(tmp_path / "code"))
+    rows = tokenizer(texts).input_ids
+    assert [[meanings[i] for i in row] for row in rows] == [own.encode(whole(prepare(line))).tolist() for line in texts]
+    found = huggingface_import.read_vocabularies(str(tmp_path / "saved")).source
+    assert found[: len(own)] == own.symbols
+    assert [rows[0][0], rows[300][0]] == [own.indices[tag] for tag in TAGS] and rows[-3][0] != own.indices["<2de>"]
+
+
+@pytest.mark.parametrize("options", [{"model_type": "unigram"}, {"model_type": "bpe", "byte_fallback": True},
+                                     {"model_type": "word", "normalization_rule_name": "identity"}],
+                         ids=lambda options: options["model_type"])  # fmt: skip
+def test_raw_text_has_the_indices_of_sentencepiece(options, tmp_path):
+    """Entries that the dictionary lacks, pieces of unknown characters in it, special symbols in text, and tags."""
+    lines = tokenised_lines(1500, 12, 1)
+    learn_pieces(tmp_path / "spm.model", [*lines, *["< / s >"] * 60], **options)
+    cut = text.cutter_of(str(tmp_path / "spm.model"))
+    units = [unit for unit in dictionary_of(map(cut, lines), 2).symbols[4:] if unit != "<unk>"]
+    own = Dictionary([*TAGS, ">>fr<<", *units, "madeupword0000"])
+    tokenizer, meanings = saved(tmp_path / "saved", own, tmp_path / "spm.model")
+    assert len(meanings) == len(own)
+    draws = random.Random(3)
+    letters = [chr(code) for code in range(33, 0x30000) if unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs")]
+    hard = [unicodedata.normalize("NFD", "".join(draws.choices(letters, k=8))) + " ab" for _ in range(300)]
+    texts = [*lines, *tokenised_lines(1000, 12, 2), *hard, "<s> </s> <unk> <pad>", "a <2de> b", "<0x41> a"]
+    texts = [" ".join(line.split()) for line in texts]
+    rows = tokenizer(texts).input_ids
+    assert rows == [own.encode(cut(line)).tolist() for line in texts] and sum(UNK in row for row in rows) > 100
+    as_engine = TokenizerDictionary(tokenizer)
+    assert as_engine.symbols[4:] == TAGS
+    for tag, line in zip([*TAGS, ">>fr<<"], texts):
+        expected = [own.indices[tag], *own.encode(cut(line)).tolist()]
+        assert as_engine.encode(f"{tag} {line}").tolist() == expected
+        assert tokenizer(f"{tag.replace('<2', '>>').rstrip('><')}<< {line}").input_ids == expected
+    for row in rows:
+        if all(4 <= index < len(own) for index in row[:-1]):
+            expected = text.joined(" ".join(own.symbols[index] for index in row[:-1]), "sentencepiece")
+            assert tokenizer.decode(row[:-1]) == expected
+
+
+def test_bytes_become_characters():
+    units = "\u2581a <0xE6> <0xBC> <0xA2> b <0xFF> \u2581<0x41>"
+    assert text.joined(units, "sentencepiece") == "a\u6f22b\ufffd <0x41>"
+    assert text.joined("\u2581a <0x0D> <0x0A> b", "sentencepiece") == "a b", "a translation is one line"
+
+
+def test_a_multilingual_model_is_exported_with_its_tags(tmp_path, capsys):
+    """The class with its table, the card from raw text with a tag to raw text, ``translate``, and the way back."""
+    lines = tokenised_lines(400, 4, 1)
+    learn_pieces(tmp_path / "spm.model", lines, vocab_size=120)
+    cut = text.cutter_of(str(tmp_path / "spm.model"))
+    units = dictionary_of([*TAGS, *map(cut, lines)])
+    write_model(tmp_path, "prenorm_6l", (units, units), share_all_embeddings=True, **POSITIONS)
+
+    def run(*words):
+        capsys.readouterr()
+        assert cli.main([*map(str, words)]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        return out
+
+    parts = ["--tokenizer", "none", "--bpe-codes", tmp_path / "spm.model"]
+    out = run("export", tmp_path / "model.pt", "--format", "huggingface", *parts, "--output", tmp_path / "out")
+    assert " 16 sentences within " in out and "(random units, " in out
+    card = (tmp_path / "out/README.md").read_text()
+    assert "Begin each line with the tag of its target language and a blank: `<2de>`, `<2zh>`." in card
+    assert "The tokenizer expects raw text." in card and "sacremoses" not in card.partition("## Use")[2]
+    names = {}
+    exec(card.partition("```python\n")[2].partition("```")[0].replace("FOLDER", str(tmp_path / "out")), names)
+    given = [f"{TAGS[number % 2]} {line}" for number, line in enumerate(lines[:10])]
+    ours = Translator(find_bundle(str(tmp_path / "model.pt"), codes=str(parts[-1]), tokenizer="none"), cpu=True)
+    theirs = Translator(str(tmp_path / "out"), cpu=True)
+    assert theirs.source.encode(given[0])[0] == ours.source.indices[TAGS[0]] and ours.max_source == theirs.max_source
+    assert names["translate"](given) == theirs.translate(given)
+    (tmp_path / "back").mkdir()
+    run("import", tmp_path / "out", "--from", "huggingface", "--output", tmp_path / "back/model.pt")
+    again = Translator(str(tmp_path / "back/model.pt"), cpu=True)
+    assert again.translate(given) == ours.translate(given)
 
 
 @pytest.mark.parametrize("problem", ["version 0.1", "a special symbol", "twice"])
@@ -54,7 +149,7 @@ def test_vocabularies_without_a_tokenizer_are_refused(problem, tmp_path):
     }
     with pytest.raises(UsageError, match=messages[problem]):
         if problem == "version 0.1":
-            huggingface_tokenizer.read_subwords(str(tmp_path / "code"))
+            huggingface_tokenizer.read_merges(str(tmp_path / "code"))
         huggingface_tokenizer.make_vocabulary(symbols + ["ab"] * (problem == "twice"), merges)
 
 
@@ -66,3 +161,9 @@ def test_entries_with_two_names_keep_their_index():
     )
     assert vocabulary["@@"] == 4 and vocabulary["@@</w>"] == 5
     assert meanings[vocabulary["@@@@</w>"] - 6] == 4 and meanings[vocabulary["@@@"] - 6] == 3
+
+
+def test_joined_words_of_a_corpus_are_no_tags():
+    """Which Moses or jieba would split, too, and which a corpus of another tokenisation has."""
+    names = [">>de<<", "__de__", "[de]", "@-@", "&quot;", "--", "\u7814\u7a76\u751f\u547d"]
+    assert [name for name in names if huggingface_tokenizer.OTHER_TAG.fullmatch(name)] == names[:3]

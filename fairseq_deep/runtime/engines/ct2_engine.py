@@ -93,12 +93,12 @@ class Ct2Engine(DirectoryEngine):
             found.append({"tokens": tokens, "score": torch.tensor(score)})
         return found
 
-    def log_probabilities(self, sentences: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
-        """Return the log-probabilities of the tokens of *targets*, which end with end-of-sentence."""
+    def log_probabilities(self, sentences: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+        """Return the log-probabilities of all tokens of *targets*, which end with end-of-sentence."""
         sides = ((self.source, sentences), (self.target, targets))
         words = [[[side.symbols[index] for index in row[:-1].tolist()] for row in rows] for side, rows in sides]
         results = self.translator.score_batch(*words, max_input_length=0)
-        return [torch.tensor(result.log_probs) for result in results]
+        return torch.tensor([score for result in results for score in result.log_probs])
 
 
 def _open(folder: str, **settings: int) -> Any:

@@ -17,6 +17,7 @@ from fairseq_deep.errors import UsageError, one_line
 
 from ..bundle import Bundle
 from ..dictionary import SPECIAL, Dictionary
+from ..verification import normalised, padded, shifted
 from .directory import DirectoryEngine, read_facts
 from .torch_engine import Hypotheses
 
@@ -50,14 +51,19 @@ class TokenizerDictionary:
     pad, unk, eos = Dictionary.pad, Dictionary.unk, Dictionary.eos
 
     def __init__(self, tokenizer: Any):
-        self.tokenizer = tokenizer
-        self.symbols = [*SPECIAL, *sorted(filter(TAG.fullmatch, tokenizer.get_vocab()))]
+        self.tokenizer, vocabulary = tokenizer, tokenizer.get_vocab()
+        tags = sorted(filter(TAG.fullmatch, vocabulary))
+        self.symbols = [*SPECIAL, *tags]
+        marks = {tag: f">>{tag[2:-1]}<<" for tag in tags}  # the form of tags next to SentencePiece
+        self.marks = {tag: mark for tag, mark in marks.items() if mark in vocabulary}
 
     def __len__(self) -> int:
         return len(self.tokenizer)
 
     def encode(self, line: str) -> Tensor:
         """Return the ids of *line*, followed by end-of-sentence."""
+        tag = next(filter(line.startswith, self.marks), "")
+        line = self.marks.get(tag, "") + line.removeprefix(tag).removeprefix(" " * bool(tag))
         return torch.tensor(self.tokenizer(line, verbose=False).input_ids)
 
     def decode(self, indices: Sequence[int]) -> str:
@@ -118,6 +124,18 @@ class TransformersEngine(DirectoryEngine):
             scores = [float(step[: len(row)].sum()) / len(row) ** options.lenpen for row, step in zip(rows, steps)]
         found = [{"tokens": row, "score": torch.tensor(score)} for row, score in zip(rows, scores)]
         return [found[start : start + nbest] for start in range(0, len(found), nbest)]
+
+    def log_probabilities(self, sentences: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+        """Return the log-probabilities at all tokens of *targets*, tokens x V."""
+        return log_probabilities(self.model, sentences, targets)
+
+
+def log_probabilities(model: Any, sentences: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+    """Return the log-probabilities of transformers' *model* at all tokens of *targets*, tokens x V."""
+    rows, inputs = padded(sentences), shifted(targets)
+    whole = {"decoder_input_ids": inputs, "use_cache": False}  # with a cache, FSMT does not mask later positions
+    logits = model(input_ids=rows, attention_mask=rows.ne(Dictionary.pad), **whole).logits
+    return normalised(logits[inputs.ne(Dictionary.pad)])
 
 
 def ended(row: Tensor) -> Tensor:
