@@ -83,9 +83,9 @@ def average(paths: list[str]) -> tuple[dict[str, Any], int]:
     import torch
 
     sums: dict[str, torch.Tensor] = {}
-    layout = state = flags = None
+    layout = state = flags = model = value = None
     for index, path in enumerate(paths, 1):
-        state = None  # frees the previous checkpoint before the next is read
+        state = model = value = None  # frees the previous checkpoint before the next is read
         if sys.stderr.isatty():
             print(f"[{index}/{len(paths)}] {printable(path)}", file=sys.stderr)
         state = load_checkpoint(path)

@@ -11,15 +11,16 @@ CTranslate2's behaviour was determined by comparing outputs (tests/tools/test_ex
 import operator
 import os
 import shutil
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
 from fairseq_deep.core.layers.feed_forward import GATED
-from fairseq_deep.core.norms import RmsNorm
-from fairseq_deep.core.residuals import PeriNorm
 from fairseq_deep.core.search import SearchOptions
+from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import find_bundle, packaged
 from fairseq_deep.runtime.engines.ct2_engine import Ct2Engine, check_package, version
@@ -39,8 +40,8 @@ NORMS = (
     ("final_layer_norm", "ffn.layer_norm", "pre_feedforward_layer_norm", "post_feedforward_layer_norm"),
 )  # fmt: skip
 """Our name of each sub-layer's norm; CTranslate2's name; with Peri-LN, CTranslate2's names of inner and outer norm."""
-CROSS = "external_pre_post_encoder_layers"
-"""Argument of decoders for Peri-LN around cross-attention."""
+PERI, BOTH, CROSS = "peri", "pre_post_layer_norm", "external_pre_post_encoder_layers"
+"""Our name of Peri-LN, CTranslate2's argument for it, and the one for Peri-LN around cross-attention."""
 WEIGHT_STEPS = 63
 """Maximum of an int8 weight. Without VNNI, a processor adds pairs of products in 16 bits: 2 x 255 x 63 fits, but some
 sums overflow with 127, the maximum in CTranslate2's own converters."""
@@ -67,7 +68,7 @@ class CTranslate2(Format):
         loaded, flags = trained.loaded, trained.loaded.stored.flags
         with naming_others():
             plain, _ = trained.plain("ctranslate2", tables=True)
-            problem = find_problem(loaded.model, flags, loaded.source, loaded.target)
+            problem = find_problem(loaded.model, flags, (loaded.source, loaded.target))
             if problem:
                 raise UsageError(f"{trained.path} has {problem}")
         check_package()
@@ -90,30 +91,27 @@ class CTranslate2(Format):
         return Ct2Engine.open(find_bundle(folder), options)
 
 
-def find_problem(model: Any, flags: Any, source: Any, target: Any) -> str:
+def find_problem(model: Transformer, flags: Any, dictionaries: Iterable[Any]) -> str:
     """Return the part of a plain model that CTranslate2 does not support, with a fix if possible; "" if none."""
-    for flag in ("adaptive_softmax_cutoff", "no_cross_attention", "cross_self_attention"):
-        if getattr(flags, flag, None):
-            return f"--{flag.replace('_', '-')}, which CTranslate2 does not support"
-    if getattr(flags, "ffn", None) not in GATED and flags.activation_fn not in ACTIVATIONS:
-        return f"--activation-fn {flags.activation_fn}: CTranslate2 supports {', '.join(ACTIVATIONS)}"
-    for side in ("encoder", "decoder"):
-        stack = getattr(model, side)
-        if len(stack.layers) == 0:
-            return f"no layers ({side}); CTranslate2 requires at least one"
-        if _relative_keys(stack.layers[0]) is not None and stack.embed_positions is not None:
-            return (f"--relative-positions and absolute positions ({side}), which CTranslate2 does not combine: "
-                    "train with --no-token-positional-embeddings")  # fmt: skip
-    if model.decoder.project_in_dim is not None or model.decoder.project_out_dim is not None:
-        return "a --decoder-output-dim that differs from the width, which the export does not support"
-    for dictionary in (source, target):
-        symbols = dictionary.symbols
-        if len({*symbols}) < len(symbols):
-            return f"a dictionary in which {next(s for s in symbols if symbols.count(s) > 1)} occurs twice"
-    return ""
+    ffn, output = model.encoder.stack.ffn, model.decoder
+    found = {
+        "--no-cross-attention, which CTranslate2 does not support": not model.decoder.stack.cross_attention,
+        f"--activation-fn {flags.activation_fn}: CTranslate2 supports {', '.join(ACTIVATIONS)}":
+            ffn not in GATED and flags.activation_fn not in ACTIVATIONS,
+        "a --decoder-output-dim that differs from the width, which the export does not support":
+            output.project_in_dim is not None or output.project_out_dim is not None,
+    }  # fmt: skip
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        found[f"no layers ({side}); CTranslate2 requires at least one"] = not stack.layers
+        found[f"--relative-positions and absolute positions ({side}), which CTranslate2 does not combine: train with "
+              "--no-token-positional-embeddings"] = stack.stack.relative_positions and stack.embed_positions is not None
+    for symbols in (each.symbols for each in dictionaries):
+        twice = next((symbol for symbol, count in Counter(symbols).items() if count > 1), None)
+        found[f"a dictionary in which {twice} occurs twice"] = twice is not None
+    return next((problem for problem, holds in found.items() if holds), "")
 
 
-def build_spec(model: Any, activation: str, source: Any, target: Any) -> Any:
+def build_spec(model: Transformer, activation: str, source: Any, target: Any) -> Any:
     """Return the specification of a plain model, with its weights in float32.
 
     Args:
@@ -128,8 +126,8 @@ def build_spec(model: Any, activation: str, source: Any, target: Any) -> Any:
 
     encoder, decoder = model.encoder, model.decoder
     spec = specs.TransformerSpec(
-        specs.TransformerEncoderSpec(**_structure(encoder, activation), **_peri(encoder)),
-        specs.TransformerDecoderSpec(**_structure(decoder, activation), **_peri(decoder, CROSS)),
+        specs.TransformerEncoderSpec(**_structure(encoder, activation, BOTH)),
+        specs.TransformerDecoderSpec(**_structure(decoder, activation, BOTH, CROSS)),
     )
     for part, stack in ((spec.encoder, encoder), (spec.decoder, decoder)):
         _set_stack(part, stack)
@@ -148,83 +146,48 @@ def build_spec(model: Any, activation: str, source: Any, target: Any) -> Any:
     return spec
 
 
-def _structure(stack: Any, activation: str) -> dict[str, Any]:
-    """Return CTranslate2's arguments for the structure of a stack."""
-    from ctranslate2.specs import Activation
+def _structure(stack: Any, activation: str, *peri: str) -> dict[str, Any]:
+    """Return CTranslate2's arguments for the structure of a stack.
 
-    layer = stack.layers[0]
-    return {
-        "num_layers": len(stack.layers),
-        "num_heads": layer.self_attn.num_heads,
-        "pre_norm": layer.normalize_before,
-        "no_final_norm": stack.layer_norm is None,
-        "activation": Activation[ACTIVATIONS[GATED.get(_ffn(stack), activation)]],
-        "layernorm_embedding": stack.layernorm_embedding is not None,
-        "relative_position": _relative_keys(layer) is not None,
-        **_options(stack, layer),
-    }
-
-
-def _options(stack: Any, layer: Any) -> dict[str, Any]:
-    """Return the arguments for layer options other than the defaults; older versions support none.
+    Args:
+        peri: names of arguments that Peri-LN sets
 
     Raises:
-        UsageError: this version of CTranslate2 is too old for them
+        UsageError: this version of CTranslate2 is too old for an option
     """
-    heads = layer.self_attn.num_heads
-    found = {
-        "rms_norm": isinstance(layer.final_layer_norm, RmsNorm),
-        "ffn_glu": _ffn(stack) in GATED,
-        "num_heads_kv": getattr(layer.self_attn, "kv_heads", heads) % heads,
+    from ctranslate2.specs import Activation
+
+    own = stack.stack
+    modern = {
+        "rms_norm": own.norm == "rms",
+        "ffn_glu": own.ffn in GATED,
+        "num_heads_kv": (own.kv_heads or own.heads) % own.heads,
+        **dict.fromkeys(peri, own.residual.name == PERI),
     }
-    chosen = {name: value for name, value in found.items() if value}
-    if _is_rotary(layer):
-        chosen.update(rotary_dim=0, rotary_interleave=False)  # all features of a head, in halves
-    if chosen:
-        _require_new("--norm rms, --ffn, --rotary-positions or --decoder-kv-heads")
-    return chosen
-
-
-def _ffn(stack: Any) -> str:
-    """Return the kind of feed-forward sub-layers; fairseq's are plain."""
-    return getattr(getattr(stack, "stack", None), "ffn", "plain")
-
-
-def _is_rotary(layer: Any) -> bool:
-    """Return whether self-attention has rotary positions; fairseq's layers have none."""
-    return getattr(layer.self_attn, "rotary", None) is not None
-
-
-def _peri(stack: Any, *more: str) -> dict[str, bool]:
-    """Return the arguments for Peri-LN, including *more*; older versions support none."""
-    if not _is_peri(stack.layers[0]):
-        return {}
-    _require_new("--residual peri")
-    return dict.fromkeys(["pre_post_layer_norm", *more], True)
-
-
-def _require_new(flags: str) -> None:
-    """Raise `UsageError` if this version of CTranslate2 is too old for *flags*."""
-    if version() < OLDEST_MODERN:
+    modern = {name: value for name, value in modern.items() if value}
+    if own.positions == "rotary":
+        modern.update(rotary_dim=0, rotary_interleave=False)  # all features of a head, in halves
+    if modern and version() < OLDEST_MODERN:
+        flags = "--norm rms, --ffn, --rotary-positions, --decoder-kv-heads or --residual peri"
         raise UsageError("{} requires ctranslate2 {}.{}; pip install -U ctranslate2".format(flags, *OLDEST_MODERN))
-
-
-def _is_peri(layer: Any) -> bool:
-    """Return whether the outputs of sub-layers have norms; fairseq's layers have none."""
-    return isinstance(getattr(layer, "residual", None), PeriNorm)
-
-
-def _relative_keys(layer: Any) -> Any:
-    """Return the vectors of a layer's relative positions, or None; fairseq's layers have none."""
-    return getattr(layer.self_attn, "relative_keys", None)
+    return {
+        "num_layers": len(stack.layers),
+        "num_heads": own.heads,
+        "pre_norm": own.pre_norm,
+        "no_final_norm": stack.layer_norm is None,
+        "activation": Activation[ACTIVATIONS[GATED.get(own.ffn, activation)]],
+        "layernorm_embedding": stack.layernorm_embedding is not None,
+        "relative_position": own.relative_positions is not None,
+        **modern,
+    }
 
 
 def _set_stack(spec: Any, stack: Any) -> None:
     """Set positions, norms and layers of a stack."""
     spec.scale_embeddings = stack.embed_scale
-    if _is_rotary(stack.layers[0]):
+    if stack.stack.positions == "rotary":
         vars(spec).pop("position_encodings", None)
-    elif _relative_keys(stack.layers[0]) is None:
+    elif stack.stack.relative_positions is None:
         spec.position_encodings.encodings = _positions(stack)
     for name in ("layer_norm", "layernorm_embedding"):
         if getattr(stack, name) is not None:
@@ -233,7 +196,8 @@ def _set_stack(spec: Any, stack: Any) -> None:
         own = layer.self_attn
         _set_linear(part.self_attention.linear[0], own.q_proj, own.k_proj, own.v_proj)
         _set_linear(part.self_attention.linear[1], own.out_proj)
-        _set_relative(part.self_attention, own)
+        if stack.stack.relative_positions is not None:
+            _set_relative(part.self_attention, own)
         if hasattr(part, "attention"):
             other = layer.encoder_attn
             _set_linear(part.attention.linear[0], other.q_proj)
@@ -243,14 +207,13 @@ def _set_stack(spec: Any, stack: Any) -> None:
         if hasattr(part.ffn, "linear_0_noact"):
             _set_linear(part.ffn.linear_0_noact, layer.fc_linear)
         _set_linear(part.ffn.linear_1, layer.fc2)
-        _set_norms(part, layer)
+        _set_norms(part, layer, stack.stack.residual.name == PERI)
 
 
-def _set_norms(spec: Any, layer: Any) -> None:
+def _set_norms(spec: Any, layer: Any, peri: bool) -> None:
     """Set the norms of a layer's sub-layers and, for Peri-LN, the norms of their outputs."""
     found = [names for names in NORMS if hasattr(layer, names[0])]
     for index, (own, plain, inner, outer) in enumerate(found):
-        peri = _is_peri(layer)
         _set_norm(operator.attrgetter(inner if peri else plain)(spec), getattr(layer, own))
         if peri:
             _set_norm(getattr(spec, outer), layer.residual.layer_norms[index])
@@ -278,9 +241,7 @@ def _set_relative(spec: Any, attention: Any) -> None:
     """Set the vectors of relative positions, with zeros for future positions that the layer does not use."""
     from ctranslate2.specs import model_spec
 
-    keys, values = getattr(attention, "relative_keys", None), getattr(attention, "relative_values", None)
-    if keys is None:
-        return
+    keys, values = attention.relative_keys, attention.relative_values
     ahead = keys.new_zeros(2 * attention.farthest + 1 - len(keys), keys.size(1))
     spec.relative_position_keys = _array(keys, ahead)
     spec.relative_position_values = model_spec.OPTIONAL if values is None else _array(values, ahead)

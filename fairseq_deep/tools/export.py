@@ -25,18 +25,28 @@ FORMATS = {
     "torch": "torch_format:TorchExport",
 }  # fmt: skip
 """The class of each format."""
-COMPARED = ("ctranslate2", "huggingface", "torch")
+DTYPES = ("float32", "bfloat16", "float16")
 SENTENCES = 200
 """Number of sentences for the check."""
-DTYPES = ("float32", "bfloat16", "float16")
-PARTS = ("data", "source_lang", "target_lang", "tokenizer", "lowercase")
-OF_FORMATS = {
-    **{name: COMPARED for name in (*PARTS, "bpe_codes", "verify", "verify_sentences")},
-    "quantization": ("ctranslate2",),
-    **{name: ("huggingface", "torch") for name in ("name", "licence")},
-    **{name: ("torch",) for name in ("beam", "capacity", "dtype")},
+COUNT = {"type": at_least_one, "metavar": "N"}
+OPTIONS = {
+    ("ctranslate2",): {"--quantization": {"choices": QUANTIZATIONS, "help": "type of the weights (default: float32)"}},
+    ("torch",): {
+        "--beam": {**COUNT, "help": "beam width of the programs (default: the recipe's, or 4)"},
+        "--capacity": {**COUNT, "help": "target positions in the caches (default: 256, or the model's if fewer)"},
+        "--dtype": {"choices": DTYPES, "help": "type of the weights and caches (default: float32)"},
+    },
+    ("ctranslate2", "huggingface", "torch"): {
+        "--verify": {"metavar": "FILE", "help": "source text for the check (default: the recipe's test set)"},
+        "--verify-sentences": {**COUNT, "help": f"number of sentences for the check (default: {SENTENCES})"},
+        **dict.fromkeys(("--data", "--source-lang", "--target-lang", "--tokenizer", "--lowercase", "--bpe-codes")),
+    },
+    ("huggingface", "torch"): {
+        "--name": {"metavar": "TEXT", "help": "model name on the card (default: the directory's name)"},
+        "--licence --license": {"metavar": "TEXT", "help": "licence on the card, such as MIT or CC-BY-4.0"},
+    },
 }  # fmt: skip
-"""The formats that support an option."""
+"""The options that only some formats support; None: an option of `translate.add_parts`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,30 +54,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="MODEL", help="directory of a recipe, packaged model, or checkpoint")
     parser.add_argument("--output", required=True, metavar="PATH", help="checkpoint, file or new directory to write")
     parser.add_argument("--format", choices=tuple(FORMATS), default="fairseq", help="output format (default: fairseq)")
-    group = parser.add_argument_group("with --format ctranslate2")
-    group.add_argument("--quantization", choices=QUANTIZATIONS, help="type of the weights (default: float32)")
-    group = parser.add_argument_group("with --format torch")
-    group.add_argument("--beam", type=at_least_one, metavar="N",
-                       help="beam width of the programs (default: the recipe's, or 4)")  # fmt: skip
-    room = "target positions in the caches (default: 256, or fewer if the model has fewer)"
-    group.add_argument("--capacity", type=at_least_one, metavar="N", help=room)
-    group.add_argument("--dtype", choices=DTYPES, help="type of the weights and caches (default: float32)")
-    group = parser.add_argument_group("with --format ctranslate2, huggingface or torch")
-    group.add_argument("--verify", metavar="FILE", help="source text for the check (default: the recipe's test set)")
-    group.add_argument("--verify-sentences", type=at_least_one, metavar="N",
-                       help=f"number of sentences for the check (default: {SENTENCES})")  # fmt: skip
-    group = parser.add_argument_group("with --format huggingface or torch")
-    group.add_argument("--name", metavar="TEXT", help="model name on the card (default: the directory's name)")
-    group.add_argument("--licence", "--license", metavar="TEXT", help="licence on the card, such as MIT or CC-BY-4.0")
+    for formats, options in OPTIONS.items():
+        group = parser.add_argument_group(f"with --format {' or '.join(formats)}")
+        for flags, settings in options.items():
+            if settings is not None:
+                group.add_argument(*flags.split(), **settings)
     translate.add_parts(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the model in the chosen format, and compare it with the model before it gets its name."""
-    for name, formats in OF_FORMATS.items():
-        if getattr(args, name) is not None and args.format not in formats:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} requires --format {' or '.join(formats)}: add that, or omit {flag}")
+    for formats, options in OPTIONS.items():
+        for flag in (flags.split()[0] for flags in options):
+            if args.format not in formats and getattr(args, flag[2:].replace("-", "_")) is not None:
+                raise UsageError(f"{flag} requires --format {' or '.join(formats)}: add that, or omit {flag}")
     if args.format == "fairseq":
         from fairseq_deep.tools.fairseq_format import write_fairseq
 

@@ -18,12 +18,13 @@ DTYPES = ("float16", "bfloat16", "float32")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the output directory, entries of the card, and the parts of a single checkpoint."""
-    parser.add_argument("model", metavar="RUN", help="directory of a recipe (of one seed), or checkpoint")
-    parser.add_argument("--output", required=True, metavar="DIR", help="directory to create")
-    parser.add_argument("--dtype", choices=DTYPES, help="type of the weights (default: as in the checkpoint)")
-    parser.add_argument("--name", metavar="TEXT", help="model name on the card (default: the name of DIR)")
-    parser.add_argument("--licence", "--license", default=UNKNOWN_LICENCE, metavar="TEXT",
-                        help="licence on the card, such as MIT or CC-BY-4.0")  # fmt: skip
+    add = parser.add_argument
+    add("model", metavar="RUN", help="directory of a recipe (of one seed), or checkpoint")
+    add("--output", required=True, metavar="DIR", help="directory to create")
+    add("--dtype", choices=DTYPES, help="type of the weights (default: as in the checkpoint)")
+    add("--name", metavar="TEXT", help="model name on the card (default: the name of DIR)")
+    licence = "licence on the card, such as MIT or CC-BY-4.0"
+    add("--licence", "--license", default=UNKNOWN_LICENCE, metavar="TEXT", help=licence)
     translate.add_parts(parser)
 
 
@@ -50,25 +51,22 @@ def collect(args: argparse.Namespace, name: str) -> Any:
     """Return the `Content` of the package."""
     import torch
 
-    from fairseq_deep.runtime import load_model, packaged, search_of
+    from fairseq_deep.runtime import packaged
+    from fairseq_deep.tools.trained import Trained
 
-    bundle = translate.find_parts(args.model, args)
-    loaded = load_model(bundle)
-    stored = loaded.stored
-    steps = bundle.text_steps(loaded.source_lang, loaded.target_lang, loaded.source)
-    task = {**stored.task, "source_lang": loaded.source_lang, "target_lang": loaded.target_lang}
+    trained = Trained(args.model, args)
+    loaded, stored, bundle = trained.loaded, trained.loaded.stored, trained.bundle
+    dtype = getattr(torch, args.dtype) if args.dtype else None
     try:
-        tensors, tied = packaged.make_tensors(
-            loaded.model, stored.tensors, getattr(torch, args.dtype) if args.dtype else None
-        )
+        tensors, tied = packaged.make_tensors(loaded.model, stored.tensors, dtype)
         config = packaged.make_config(
-            args.name if args.name is not None else name, args.licence, stored.flags, tied, task=task,
-            text={"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": steps.kind},
-            search={**search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen},
-            criterion={"label_smoothing": stored.label_smoothing}, made_with=versions(),
+            args.name if args.name is not None else name, args.licence, stored.flags, tied,
+            task={**stored.task, "source_lang": loaded.source_lang, "target_lang": loaded.target_lang},
+            text=trained.text, search=trained.search, criterion={"label_smoothing": stored.label_smoothing},
+            made_with=versions(),
         )  # fmt: skip
     except ValueError as error:
-        raise UsageError(f"{bundle.checkpoint} cannot be packaged: {error}") from error
+        raise UsageError(f"{trained.path} cannot be packaged: {error}") from error
     card = make_card(config, counts(loaded, tensors), record_of(args.model))
     return packaged.Content(config, tensors, bundle.data, bundle.codes, card)
 

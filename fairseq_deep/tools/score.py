@@ -45,38 +45,31 @@ class Texts(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the inputs, the choice of measure, and the outputs."""
-    inputs = parser.add_mutually_exclusive_group(required=True)
     several = "'-': standard input; several files: one table of all systems"
+    pairs = "directory with test.SRC-TGT.hyp and test.SRC-TGT.ref per pair; --against DIR adds the win ratio"
+    sets = "references, once per set; with --generate-output, they replace its T- lines"
+    hypotheses = "with --generate-output: write the hypotheses, in order"
+    references = "with --generate-output: write the references, in order, once per set"
+    against = "other system, directory of a recipe's run or file of hypotheses, for a paired bootstrap of BLEU and chrF"
+    resamples = "resamples of the bootstrap, with several systems or --against"
+    add = parser.add_mutually_exclusive_group(required=True).add_argument
     for flag, kind in (("--sys", "hypotheses, one per line"), ("--generate-output", "output of fairseq-generate")):
-        inputs.add_argument(flag, metavar="FILE", nargs="+", action="extend", help=f"{kind} ({several})")
-    inputs.add_argument(
-        "--multilingual", metavar="DIR",
-        help="directory with test.SRC-TGT.hyp and test.SRC-TGT.ref per pair; --against DIR adds the win ratio",
-    )  # fmt: skip
-    parser.add_argument(
-        "--ref", action="append", default=[], metavar="FILE",
-        help="references, once per set; with --generate-output, they replace its T- lines",
-    )  # fmt: skip
-    measure = parser.add_mutually_exclusive_group()
-    measure.add_argument("--tokenized", action="store_true", help="compute BLEU on tokenised text, like multi-bleu")
-    measure.add_argument("--compound-split", action="store_true", help="split a-b into 3 tokens, then as --tokenized")
-    parser.add_argument("--lang", metavar="LANG", help="target language, to select sacreBLEU's tokenizer")
-    parser.add_argument("--lowercase", action="store_true", help="ignore case")
-    parser.add_argument("--detokenize", metavar="LANG", help="with --generate-output: detokenise its H- and T- lines")
-    parser.add_argument("--hypotheses", metavar="OUT", help="with --generate-output: write the hypotheses, in order")
-    parser.add_argument(
-        "--references", action="append", default=[], metavar="OUT",
-        help="with --generate-output: write the references, in order, once per set",
-    )  # fmt: skip
-    parser.add_argument(
-        "--against", metavar="RUN|FILE",
-        help="other system, directory of a recipe's run or file of hypotheses, for a paired bootstrap of BLEU and chrF",
-    )  # fmt: skip
-    parser.add_argument(
-        "--resamples", type=at_least_one, metavar="N",
-        help=f"resamples of the bootstrap, with several systems or --against (default: {significance.RESAMPLES})",
-    )  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", help="also write the result as JSON")
+        add(flag, metavar="FILE", nargs="+", action="extend", help=f"{kind} ({several})")
+    add("--multilingual", metavar="DIR", help=pairs)
+    parser.add_argument("--ref", action="append", default=[], metavar="FILE", help=sets)
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--tokenized", action="store_true", help="compute BLEU on tokenised text, like multi-bleu")
+    add("--compound-split", action="store_true", help="split a-b into 3 tokens, then as --tokenized")
+    add = parser.add_argument
+    add("--lang", metavar="LANG", help="target language, to select sacreBLEU's tokenizer")
+    add("--lowercase", action="store_true", help="ignore case")
+    add("--detokenize", metavar="LANG", help="with --generate-output: detokenise its H- and T- lines")
+    add("--hypotheses", metavar="OUT", help=hypotheses)
+    add("--references", action="append", default=[], metavar="OUT", help=references)
+    add("--against", metavar="RUN|FILE", help=against)
+    default = significance.RESAMPLES
+    add("--resamples", type=at_least_one, metavar="N", help=f"{resamples} (default: {default})")
+    add("--json", metavar="FILE", help="also write the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

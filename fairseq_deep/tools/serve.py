@@ -6,82 +6,56 @@ and SIGINT stop the server after it has answered all accepted requests.
 
 import argparse
 import importlib
+import math
 import re
 import socket
 from typing import Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools import translate
-from fairseq_deep.tools.arguments import at_least_one
+from fairseq_deep.tools.arguments import argument, at_least_one, at_least_zero, digits
 
 PORT = 5000  # LibreTranslate's
 
 
-def port(text: str) -> int:
-    """Parse an argument: a port; 0 lets the system choose."""
-    if not (text.isascii() and text.isdigit()) or len(text) > 5 or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 65535, not '{text}'")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    """Parse an argument: a number above 0."""
-    value = translate.number(text)
-    if not value:
-        raise argparse.ArgumentTypeError("must be a number above 0")
-    return value
-
-
-def pair(text: str) -> tuple[str, str]:
-    """Parse an argument: two language codes."""
-    source, colon, target = text.partition(":")
-    if not (source and colon and target):
-        raise argparse.ArgumentTypeError(f"must be SRC:TGT, such as en:de, not '{text}'")
-    return source, target
-
-
-def host_name(text: str) -> str:
-    """Parse an argument: a name, as in the header Host without the port."""
-    if text != "*" and not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", text):
-        raise argparse.ArgumentTypeError(f"must be * or a name without a port, such as mt.example.org, not '{text}'")
-    return text.lower()
-
-
-def origin(text: str) -> str:
-    """Parse an argument: an origin, as browsers send it."""
-    if text != "*" and not re.fullmatch(r"https?://[^/\s]+", text):
-        raise argparse.ArgumentTypeError(f"must be * or an origin such as https://example.org, not '{text}'")
-    return text.lower()
+port = argument("a whole number from 0 to 65535", digits, range(65536).__contains__)
+seconds = argument("a number above 0", float, lambda value: 0 < value < math.inf)
+pair = argument("SRC:TGT, such as en:de", lambda text: tuple(text.split(":", 1)),
+                lambda pair: len(pair) == 2 and all(pair))  # fmt: skip
+host_name = argument("* or a name without a port, such as mt.example.org", str.lower,
+                     re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*").fullmatch)  # fmt: skip
+origin = argument("* or an origin such as https://example.org", str.lower,
+                  re.compile(r"\*|https?://[^/\s]+").fullmatch)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add models, the address, limits and the search."""
     kinds = "run, package, checkpoint, or directory for CTranslate2 or transformers; one per language pair"
-    parser.add_argument("models", metavar="MODEL", nargs="+", help=kinds)
-    parser.add_argument("--pair", type=pair, action="append", metavar="SRC:TGT",
-                        help="languages, once per MODEL, in the same order (default: as named by the models)")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
-                        help="address to listen on (default: 127.0.0.1, local only)")  # fmt: skip
-    parser.add_argument("--port", type=port, default=PORT, metavar="N",
-                        help=f"port to listen on; 0: any free port (default: {PORT})")  # fmt: skip
-    parser.add_argument("--allowed-host", type=host_name, action="append", default=[], metavar="NAME",
-                        help="accept requests to this name of the server; '*': to all "
-                        "(default: addresses, localhost, this machine's name and --host)")  # fmt: skip
-    parser.add_argument("--cors-origin", type=origin, action="append", default=[], metavar="ORIGIN",
-                        help="allow pages of this origin to use the server in browsers; '*': of all")  # fmt: skip
-    parser.add_argument("--api-key-file", metavar="FILE", help="file with one key per line; requests require a key")
-    limits = parser.add_argument_group("limits")
+    pairs = "languages, once per MODEL, in the same order (default: as named by the models)"
+    hosts = "accept requests to this name of the server; '*': to all "
+    hosts += "(default: addresses, localhost, this machine's name and --host)"
+    origins = "allow pages of this origin to use the server in browsers; '*': of all"
+    keys = "file with one key per line; requests require a key"
+    address, any_port = "address to listen on (default: 127.0.0.1, local only)", "port to listen on; 0: any free port"
+    window = "time to collect requests for a batch, in milliseconds (default: 10)"
+    add = parser.add_argument
+    add("models", metavar="MODEL", nargs="+", help=kinds)
+    add("--pair", type=pair, action="append", metavar="SRC:TGT", help=pairs)
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help=address)
+    add("--port", type=port, default=PORT, metavar="N", help=f"{any_port} (default: {PORT})")
+    add("--allowed-host", type=host_name, action="append", default=[], metavar="NAME", help=hosts)
+    add("--cors-origin", type=origin, action="append", default=[], metavar="ORIGIN", help=origins)
+    add("--api-key-file", metavar="FILE", help=keys)
+    add = parser.add_argument_group("limits").add_argument
     for flag, default, text in (
         ("--max-body", 1 << 20, "maximum size of a request, in bytes"),
         ("--max-characters", 10_000, "maximum number of characters per request"),
         ("--max-lines", 200, "maximum number of texts and lines per request"),
         ("--max-queue", 1000, "maximum number of queued lines; further requests get status 429"),
     ):
-        limits.add_argument(flag, type=at_least_one, default=default, metavar="N", help=f"{text} (default: {default})")
-    limits.add_argument("--timeout", type=seconds, default=60.0, metavar="S",
-                        help="time limit per request, in seconds (default: 60)")  # fmt: skip
-    limits.add_argument("--window", type=translate.number, default=10.0, metavar="MS",
-                        help="time to collect requests for a batch, in milliseconds (default: 10)")  # fmt: skip
+        add(flag, type=at_least_one, default=default, metavar="N", help=f"{text} (default: {default})")
+    add("--timeout", type=seconds, default=60.0, metavar="S", help="time limit per request, in seconds (default: 60)")
+    add("--window", type=at_least_zero, default=10.0, metavar="MS", help=window)
     translate.add_search(parser)
 
 

@@ -1,4 +1,4 @@
-"""A trained model on its way to another format: its parts, its plain form, and the check of what was written."""
+"""A trained model on its way to another format: its parts, its plain form, and the check of the written files."""
 
 import argparse
 import copy
@@ -63,7 +63,7 @@ class Format:
 
     Attributes:
         program: the program that reads the format, for messages
-        made: what is written, for the message at the end
+        made: the kind of output, for the message at the end
         limits: limits of the comparison with the model
         max_source, max_target: maximum lengths in tokens, with end-of-sentence
     """
@@ -81,7 +81,7 @@ class Format:
         raise NotImplementedError
 
     def open(self, place: str, options: SearchOptions) -> Any:
-        """Return an engine for what was written, loaded like a user does."""
+        """Return an engine for *place*, loaded like a user does."""
         raise NotImplementedError
 
     def encode(self, engine: Any, texts: Sequence[str], rows: Sequence[Any]) -> Sequence[Any]:
@@ -89,10 +89,10 @@ class Format:
         return rows
 
     def finish(self, place: str, found: str) -> None:
-        """Add what depends on *found*, the result of the check."""
+        """Add the parts that depend on *found*, the result of the check."""
 
     def check(self, place: str, count: int, given: Sequence[str] | None) -> str:
-        """Compare what was written with the model, and describe the result.
+        """Compare *place* with the model, and describe the result.
 
         Args:
             count: number of sentences

@@ -7,17 +7,17 @@ the next one is read, so the process can serve another program.
 
 import argparse
 import glob
+import itertools
 import json
-import math
 import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from fairseq_deep.errors import UsageError, printable
-from fairseq_deep.tools.arguments import at_least_one
+from fairseq_deep.tools.arguments import at_least_one, at_least_zero
 from fairseq_deep.tools.input_text import read_lines, stdin
 from fairseq_deep.tools.output_files import check_outputs, replacing
 
@@ -26,71 +26,53 @@ SEARCH = ("beam", "lenpen", "max_len_a", "max_len_b")
 SUB_WORDS = {"subword-nmt": re.compile("@@( |$)"), "sentencepiece": re.compile("\u2581")}  # marks in text
 
 
-def number(text: str) -> float:
-    """Parse an argument: a finite number of at least 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of at least 0, not '{text}'")
-    return value
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add models, input and output, the search, and the parts of a single checkpoint."""
     kinds = "run, package, checkpoint, or directory for CTranslate2 or transformers; several form an ensemble"
-    parser.add_argument("models", metavar="MODEL", nargs="+", help=kinds)
-    parser.add_argument("--input", default="-", metavar="FILE",
-                        help="UTF-8 text, one sentence per line, plain or .gz (default: stdin)")  # fmt: skip
-    parser.add_argument("--output", default="-", metavar="FILE", help="file for the translations (default: stdout)")
-    parser.add_argument("--json", action="store_true",
-                        help="write JSON lines: line, source, translations (text and score)")  # fmt: skip
-    parser.add_argument("--nbest", type=at_least_one, default=1, metavar="N",
-                        help="with --json: number of hypotheses per line (default: 1)")  # fmt: skip
-    parser.add_argument("--line-by-line", action="store_true",
-                        help="translate each line immediately, as on a terminal")  # fmt: skip
+    add = parser.add_argument
+    add("models", metavar="MODEL", nargs="+", help=kinds)
+    add("--input", default="-", metavar="FILE", help="UTF-8 text, one sentence per line, plain or .gz (default: stdin)")
+    add("--output", default="-", metavar="FILE", help="file for the translations (default: stdout)")
+    add("--json", action="store_true", help="write JSON lines: line, source, translations (text and score)")
+    hypotheses = "with --json: number of hypotheses per line (default: 1)"
+    add("--nbest", type=at_least_one, default=1, metavar="N", help=hypotheses)
+    add("--line-by-line", action="store_true", help="translate each line immediately, as on a terminal")
     add_search(parser)
     add_parts(parser)
 
 
 def add_search(parser: argparse.ArgumentParser, beam: int | None = None) -> None:
     """Add the flags of beam search and batches; *beam* None: the recipe's."""
-    search = parser.add_argument_group("search")
+    add = parser.add_argument_group("search").add_argument
     usual = "the recipe's, or 4" if beam is None else beam
-    search.add_argument("--beam", type=at_least_one, metavar="N", default=beam, help=f"beam width (default: {usual})")
-    search.add_argument("--lenpen", type=number, metavar="A", help="length penalty (default: the recipe's, or 0.6)")
-    search.add_argument(
-        "--gnmt-lenpen", action="store_true", default=None,
-        help="use GNMT's length penalty, ((5 + length) / 6)^A (default: as in the recipe)",
-    )  # fmt: skip
-    search.add_argument("--max-len-a", type=number, metavar="A",
-                        help="maximum output length A x source + B, in tokens (default: the recipe's, or 1.0)")
-    search.add_argument("--max-len-b", type=at_least_one, metavar="B",
-                        help="B of the maximum output length (default: the recipe's, or 50)")  # fmt: skip
-    search.add_argument("--decode-precision", choices=("fp32", "bf16", "int8"), default="fp32",
-                        help="precision of linear layers on a CPU (default: fp32)")  # fmt: skip
-    search.add_argument("--batch-size", type=at_least_one, default=64, metavar="N",
-                        help="sentences per batch (default: 64)")  # fmt: skip
-    search.add_argument("--max-tokens", type=at_least_one, default=4000, metavar="N",
-                        help="tokens per batch (default: 4000)")  # fmt: skip
-    search.add_argument("--cpu", action="store_true", help="do not use a GPU")
+    gnmt = "use GNMT's length penalty, ((5 + length) / 6)^A (default: as in the recipe)"
+    length = "maximum output length A x source + B, in tokens (default: the recipe's, or 1.0)"
+    longest = "B of the maximum output length (default: the recipe's, or 50)"
+    precision = "precision of linear layers on a CPU (default: fp32)"
+    add("--beam", type=at_least_one, metavar="N", default=beam, help=f"beam width (default: {usual})")
+    add("--lenpen", type=at_least_zero, metavar="A", help="length penalty (default: the recipe's, or 0.6)")
+    add("--gnmt-lenpen", action="store_true", default=None, help=gnmt)
+    add("--max-len-a", type=at_least_zero, metavar="A", help=length)
+    add("--max-len-b", type=at_least_one, metavar="B", help=longest)
+    add("--decode-precision", choices=("fp32", "bf16", "int8"), default="fp32", help=precision)
+    add("--batch-size", type=at_least_one, default=64, metavar="N", help="sentences per batch (default: 64)")
+    add("--max-tokens", type=at_least_one, default=4000, metavar="N", help="tokens per batch (default: 4000)")
+    add("--cpu", action="store_true", help="do not use a GPU")
 
 
 def add_parts(parser: argparse.ArgumentParser) -> None:
     """Add the options of `find_bundle` for a single checkpoint."""
-    parts = parser.add_argument_group("settings of a single checkpoint")
-    parts.add_argument("--data", metavar="DIR",
-                       help="directory with dict.SRC.txt and dict.TGT.txt (default: the checkpoint's)")  # fmt: skip
-    parts.add_argument("--bpe-codes", metavar="FILE",
-                       help="subword-nmt merges, or SentencePiece model (default: 'code', 'bpecodes' or 'spm.model')")
-    parts.add_argument("--tokenizer", choices=("moses", "none"),
-                       help="tokenizer of raw text (default: moses; none with SentencePiece)")  # fmt: skip
-    parts.add_argument("--lowercase", action="store_true", default=None, help="lowercase the source")
-    parts.add_argument("-s", "--source-lang", metavar="SRC",
-                       help="source language (default: from the checkpoint or file names)")  # fmt: skip
-    parts.add_argument("-t", "--target-lang", metavar="TGT",
-                       help="target language (default: from the checkpoint or file names)")  # fmt: skip
+    add = parser.add_argument_group("settings of a single checkpoint").add_argument
+    data = "directory with dict.SRC.txt and dict.TGT.txt (default: the checkpoint's)"
+    codes = "subword-nmt merges, or SentencePiece model (default: 'code', 'bpecodes' or 'spm.model')"
+    tokenizer = "tokenizer of raw text (default: moses; none with SentencePiece)"
+    add("--data", metavar="DIR", help=data)
+    add("--bpe-codes", metavar="FILE", help=codes)
+    add("--tokenizer", choices=("moses", "none"), help=tokenizer)
+    add("--lowercase", action="store_true", default=None, help="lowercase the source")
+    for short, side, name in (("-s", "source", "SRC"), ("-t", "target", "TGT")):
+        text = f"{side} language (default: from the checkpoint or file names)"
+        add(short, f"--{side}-lang", metavar=name, help=text)
 
 
 def find_parts(path: str, args: argparse.Namespace) -> Any:
@@ -111,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
     lines = None if args.input == "-" else read_lines(args.input, may_be_empty=True)
     stay = args.input == "-" and stdin().isatty() or args.line_by_line
     translator = load(args, bundles, 1 if stay else os.cpu_count() or 1)
-    chunks = split(lines if lines is not None else stdin_lines(), 1 if stay else CHUNK)
+    waiting, size = iter(stdin_lines() if lines is None else lines), 1 if stay else CHUNK
+    chunks = iter(lambda: list(itertools.islice(waiting, size)), [])
     total = len(lines) if lines is not None else 0
     if args.output == "-":
         if (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8"):  # output is UTF-8 in all locales, like input
@@ -166,28 +149,12 @@ def stdin_lines() -> Iterator[str]:
         raise UsageError(f"cannot read standard input: {error.strerror}") from error
 
 
-def split(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yield chunks of *size* lines."""
-    chunk: list[str] = []
-    for line in lines:
-        chunk.append(line)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
 class Progress:
     """Progress line on a terminal; nothing is shown if *total* is None."""
 
     def __init__(self, total: int | None):
         self.total, self.begun, self.done = total, time.time(), 0
         self.shown = total is not None and sys.stderr.isatty()
-
-    def add(self, lines: int) -> None:
-        """Show that a batch of *lines* is translated."""
-        self.show(self.done + lines)
 
     def show(self, done: int) -> None:
         """Show the number of translated lines."""
@@ -208,7 +175,7 @@ def write(
 ) -> int:
     """Write the translations of *chunks*, and return the exit code."""
     done = failed = cut = 0
-    translator.on_batch = progress.add
+    translator.on_batch = lambda lines: progress.show(progress.done + lines)
     if translator.text.doubt:
         note(f"warning: {translator.text.doubt}")
     mark = SUB_WORDS.get(translator.text.kind)

@@ -415,7 +415,7 @@ ROWS = [
       for name in ("norm", "transform") for form in ("fairseq", "ctranslate2", "huggingface")),
 
     (f"export {MODEL} --quantization int8 {OUT}", "--quantization requires --format ctranslate2: add that, or omit"),
-    (f"export {MODEL} --verify x {OUT}", "--verify requires --format huggingface or torch: add that, or omit --verify"),
+    (f"export {MODEL} --verify x {OUT}", "--verify requires --format ctranslate2 or huggingface or torch: "),
     (f"export {MODEL} --beam 3 {OUT}", "--beam requires --format torch: add that, or omit --beam"),
     *(row for form in ("ctranslate2", "huggingface") for row in (
         (f"export no --format {form} {OUT}", "no does not exist: give the directory of a recipe, a packaged model"),
