@@ -194,14 +194,14 @@ class ProgramModel:
 
     Args:
         encode, step: the programs
-        settings: their description (`torch_format.describe`)
+        settings: their description (`describe`)
     """
 
     def __init__(self, encode: Callable, step: Callable, settings: dict[str, Any]):
-        self._encode, self._step, self.decoder = encode, step, self
+        self._encode, self.step, self.decoder = encode, step, self
         self.beam, self.capacity = settings["search"]["beam"], settings["capacity"]
         # the dimension of sentences in each cache
-        self._dims = {
+        self.dims = {
             entry["name"].partition(".")[2]: entry["shape"].index("sentences")
             for entry in settings["programs"]["step"]["inputs"]
             if entry["name"].startswith("caches.")
@@ -216,28 +216,33 @@ class ProgramModel:
         """Return the number of positions in the caches."""
         return self.capacity
 
-    def __call__(self, prev_output_tokens: Tensor, encoder_out: dict, incremental_state: dict) -> tuple[Tensor, dict]:
-        """Return scores (rows x 1 x V) for the next token; the first step has a row per sentence."""
-        state, words = incremental_state, prev_output_tokens[:, -1:]
-        if "caches" not in state:
-            first = torch.zeros(len(words), self.beam, dtype=torch.long, device=words.device)
-            state.update(source=encoder_out["source"], caches=encoder_out["caches"], order=first, position=0, rows=1)
-            words = words.expand(-1, self.beam)
-        words = words.reshape(-1, self.beam).contiguous()
-        position = torch.tensor([state["position"]], device=words.device)
-        scores, state["caches"] = self._step(words, state["order"], position, state["source"], state["caches"])
-        scores = scores[:, :1] if len(scores) == len(prev_output_tokens) else scores
-        state["position"] += 1
-        return scores.flatten(0, 1).unsqueeze(1), {"attn": [None]}
+    def start(self, encoder_out: dict[str, Any], *_: Any) -> "ProgramState":
+        """Return the state before the first position."""
+        return ProgramState(self, encoder_out["source"], encoder_out["caches"])
 
-    def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
-        """Reorder the caches to the hypotheses *new_order*, which are grouped by sentence."""
-        state = incremental_state
-        order, rows = new_order.view(-1, self.beam), state["rows"]
-        sentences = order[:, 0] // rows
-        state["order"], state["rows"] = order % rows, self.beam
-        state["source"] = {name: x.index_select(0, sentences) for name, x in state["source"].items()}
-        state["caches"] = {name: x.index_select(self._dims[name], sentences) for name, x in state["caches"].items()}
+
+class ProgramState:
+    """State of incremental decoding with programs; the interface is `DecodingState`'s."""
+
+    def __init__(self, model: ProgramModel, source: dict[str, Tensor], caches: dict[str, Tensor]):
+        self.model, self.source, self.caches, self.position, self.rows = model, source, caches, 0, 1
+        self.order = torch.zeros(len(source["padding"]), model.beam, dtype=torch.long)
+
+    def step(self, words: Tensor) -> tuple[Tensor, None, None]:
+        """Return the scores (rows x V) of the next token; the first step has a row per sentence, others have a beam."""
+        words = words.view(-1, self.rows).expand(-1, self.model.beam).contiguous()
+        position = torch.tensor([self.position])
+        scores, self.caches = self.model.step(words, self.order, position, self.source, self.caches)
+        self.position += 1
+        return scores[:, : self.rows].flatten(0, 1), None, None
+
+    def reorder(self, order: Tensor) -> None:
+        """Reorder the caches to the hypotheses *order*, which are grouped by sentence."""
+        order = order.view(-1, self.model.beam)
+        sentences = order[:, 0] // self.rows
+        self.order, self.rows = order % self.rows, self.model.beam
+        self.source = {name: x.index_select(0, sentences) for name, x in self.source.items()}
+        self.caches = {name: x.index_select(self.model.dims[name], sentences) for name, x in self.caches.items()}
 
 
 class Programs(Reference):
@@ -245,9 +250,10 @@ class Programs(Reference):
 
     def log_probabilities(self, sentences: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
         """See :class:`Reference`."""
-        inputs, encoded, state, steps = shifted(targets), self.model.encoder(padded(sentences)), {}, []
-        for position, words in enumerate(inputs.t()):
-            rows = words.repeat_interleave(self.model.beam if position else 1).unsqueeze(1)
-            scores, _ = self.model(rows, encoded, state)
-            steps.append(scores.view(len(words), -1, scores.size(-1))[:, -1])
+        inputs, model, steps = shifted(targets), self.model, []
+        state = model.start(model.encoder(padded(sentences)))
+        state.rows = model.beam
+        for words in inputs.t():
+            scores, *_ = state.step(words.repeat_interleave(model.beam))
+            steps.append(scores.view(len(words), model.beam, -1)[:, -1])
         return normalised(torch.stack(steps, 1)[inputs.ne(Dictionary.pad)])
