@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -89,85 +89,32 @@ def make_card(
     """
     import jinja2
 
-    task, text, found = config["task"], config["text"], config["search"]
+    task, folder = config["task"], os.path.dirname(os.path.abspath(__file__))
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), undefined=jinja2.ChainableUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters.update(cell=_cell, code=_code, json=json.dumps, basename=_last, number=_number, score=_score)
     source, target = map(short_code, (task["source_lang"], task["target_lang"]))
-    steps = ["lowercased (the source)"] * text["lowercase"]
-    steps += ["segmented by jieba"] * (source == "zh" and text["tokenizer"] == "moses")
-    steps += ["tokenised by sacremoses"] * (text["tokenizer"] == "moses")
-    steps += [f"sub-words of {text['sub_words']}"] * bool(text["sub_words"])
-    search = f"beam {found['beam']}, {'GNMT ' * found['gnmt_lenpen']}lenpen {found['lenpen']}, "
-    search += f"at most {found['max_len_a']:g} x source + {found['max_len_b']} units"
-    rows = [
-        ("translates", f"{task['source_lang']} to {task['target_lang']}"),
-        ("architecture", _Code(f"{_code(config['arch'])} of {config.get('library', 'fairseq_deep')}")),
-        *model.items(),
-        ("text", ", ".join(steps) or "unprocessed words"),
-        ("search", search),
-        ("made with", ", ".join(f"{name} {version}" for name, version in config["made_with"].items())),
-        ("licence", config["licence"]),
-    ]
-    folder = jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__)))
-    environment = jinja2.Environment(loader=folder, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    environment.filters.update(cell=_cell, code=_code, json=json.dumps)
-    template = environment.get_template("card.md.jinja")
-    names = {"table": _table, "kind": kind, "config": config, "rows": rows, "source": source, "target": target}
-    return template.render(**names, record=record, **_recorded(record, task), **more)
-
-
-def _recorded(record: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows on data, scores and training that the recipe recorded."""
-    sets, route = _part(record, "data", "sets"), str(_part(record, "data").get("route", "not recorded"))
-    # a card is public, and a path reveals user and machine
-    route = _cell(os.path.basename(route.rstrip("/")) if os.path.isabs(route) else route)
-    sums = [(split, _part(sets, split, "sha256")) for split in sets]
-    pairs = [
-        (
-            split,
-            _number(_part(sets, split).get("pairs")),
-            *(known.get(task[side], "-") for side in ("source_lang", "target_lang")),
-        )
-        for split, known in sums
-    ]
-    scores = []
-    for subset, measures in _part(record, "scores").items():
-        for key, name, label in _SCORES:
-            found = _part(measures, key)
-            signature = found.get("signature" if name == "bleu" else "chrf_signature", "-")
-            if found.get(name) is not None:
-                scores.append((subset, label, _score(found[name]), _code(signature)))
-    training = [(label, _number(record[key])) for key, label in _FACTS if record.get(key) is not None]
-    return {"route": route, "sets": pairs, "scores": scores, "training": training}
-
-
-def _part(content: Any, *keys: str) -> dict[str, Any]:
-    """Return the object under *keys*; empty if it does not exist."""
-    for key in keys:
-        content = content.get(key) if isinstance(content, dict) else None
-    return content if isinstance(content, dict) else {}
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+    names = {"kind": kind, "config": config, "model": model, "record": record, "source": source, "target": target}
+    return environment.get_template("card.md.jinja").render(**names, facts=_FACTS, scores=_SCORES, **more)
 
 
 def _cell(value: Any) -> str:
-    """Return *value* as one line of text without HTML, links, images or markup, except code from :func:`_code`."""
-    if isinstance(value, _Code):
-        return value
+    """Return *value* as one line of text without HTML, links, images or markup."""
     text = one_line(value)
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _ADDRESS.sub(r"\1&#58;", _MARKUP.sub(r"\\\g<0>", text))
 
 
-class _Code(str):
-    """Markdown that must not be escaped."""
-
-
-def _code(value: Any) -> _Code:
+def _code(value: Any) -> str:
     """Return *value* as inline code, also for table cells; only backticks and bars need escaping there."""
     text = one_line(value).replace("`", "'").replace("\\|", "|")
-    return _Code(f"`{text}`".replace("|", "\\|"))
+    return f"`{text}`".replace("|", "\\|")
+
+
+def _last(path: str) -> str:
+    return os.path.basename(path.rstrip("/"))
 
 
 def _number(value: Any) -> str:

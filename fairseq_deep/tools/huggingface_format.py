@@ -172,42 +172,27 @@ def choose_class(model: Any, activation: str, vocabulary: Vocabulary) -> str:
     Raises:
         UsageError: no class supports the model; the message begins with the unsupported property
     """
-    problem = _problem(model, activation)
+    encoder, decoder = model.encoder.stack, model.decoder.stack
+    stacks = {"encoder": model.encoder, "decoder": model.decoder}
+    pre, normed = encoder.pre_norm, model.encoder.layernorm_embedding is not None
+    fixed = all(isinstance(stack.embed_positions, SinusoidalPositions) for stack in stacks.values())
+    problems = {
+        f"different widths ({encoder.dim} and {decoder.dim})": encoder.dim != decoder.dim,
+        "pre-norm and post-norm stacks": encoder.pre_norm != decoder.pre_norm,
+        **{f"no final norm ({side})": each.stack.pre_norm and each.layer_norm is None for side, each in stacks.items()},
+        **{f"no layers ({side})": not each.layers for side, each in stacks.items()},
+        "--no-cross-attention": not decoder.cross_attention,
+        f"--activation-fn {activation}": activation not in ACTIVATIONS,
+        "post-norm without sinusoidal positions and without --layernorm-embedding": not (pre or normed or fixed),
+    }
+    problem = next((problem for problem, holds in problems.items() if holds), "")
     if problem:
         raise UsageError(f"{problem}, for which transformers has no class")
-    stacks = (model.encoder, model.decoder)
-    pre, normed = model.encoder.stack.pre_norm, model.encoder.layernorm_embedding is not None
-    fixed = all(isinstance(stack.embed_positions, SinusoidalPositions) for stack in stacks)
     if normed:
         return MBART if pre else BART
     if pre:
         return M2M100 if fixed and vocabulary.rows == vocabulary.target else BLENDERBOT
-    if not fixed:
-        raise UsageError(
-            "post-norm without sinusoidal positions and without --layernorm-embedding, for which transformers has no "
-            "class"
-        )
     return FSMT
-
-
-def _problem(model: Any, activation: str) -> str:
-    """Return a property of a plain model that no class supports; "" if there is none."""
-    encoder, decoder = model.encoder.stack, model.decoder.stack
-    if encoder.dim != decoder.dim:
-        return f"different widths ({encoder.dim} and {decoder.dim})"
-    if encoder.pre_norm != decoder.pre_norm:
-        return "pre-norm and post-norm stacks"
-    for side in ("encoder", "decoder"):
-        stack = getattr(model, side)
-        if stack.stack.pre_norm and stack.layer_norm is None:
-            return f"no final norm ({side})"
-        if not len(stack.layers):
-            return f"no layers ({side})"
-        if stack.stack.relative_positions is not None:
-            return f"--relative-positions {stack.stack.relative_positions} ({side})"
-    if not decoder.cross_attention:
-        return "--no-cross-attention"
-    return "" if activation in ACTIVATIONS else f"--activation-fn {activation}"
 
 
 def make_config(model: Any, flags: Any, kind: str, vocabulary: Vocabulary, languages: Sequence[str]) -> Any:
