@@ -25,7 +25,7 @@ from fairseq_deep.core.positions import LearnedPositions, SinusoidalPositions, s
 from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import find_bundle
-from fairseq_deep.runtime.engines.transformers_engine import TARGET, TransformersEngine, quiet
+from fairseq_deep.runtime.engines.transformers_engine import TARGET, TransformersEngine, check_package, quiet
 from fairseq_deep.runtime.exported import TRANSFORMERS, write_record
 from fairseq_deep.runtime.verification import Limits
 from fairseq_deep.tools import huggingface_tokenizer as text
@@ -50,15 +50,6 @@ TOLERANCE, SHORT_FORM = 1e-5, 1e-4
 """Maximum difference of log-probabilities, relative to the largest one if that is above 1. The second value applies if
 folding changes the eps of DeepNet's first norms, as with fixed positions."""
 PACKAGES = ("fairseq_deep", "torch", "transformers", "tokenizers")
-
-
-def check_package() -> None:
-    """Raise `UsageError` if transformers is missing."""
-    try:
-        import tokenizers  # noqa: F401
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise UsageError(f"this requires transformers ({error}): pip install 'transformers>=5'") from error
 
 
 class Vocabulary(NamedTuple):
@@ -322,13 +313,9 @@ def make_generation(search: dict[str, Any], model: Any) -> Any:
     beams = {"num_beams": search["beam"]}
     if search["beam"] > 1:
         beams.update(length_penalty=float(search["lenpen"]), early_stopping=True)
+    longest = int(search["max_len_a"] * model.encoder.max_positions() + search["max_len_b"])
     return GenerationConfig(
         **beams, do_sample=False, suppress_tokens=[PAD], min_new_tokens=1,
-        max_new_tokens=longest(search, model.encoder.max_positions(), model.decoder.max_positions()),
+        max_new_tokens=min(longest, model.decoder.max_positions() - 1) + 1,
         bos_token_id=BOS, pad_token_id=PAD, eos_token_id=EOS, decoder_start_token_id=EOS,
     )  # fmt: skip
-
-
-def longest(search: dict[str, Any], source: int, positions: int) -> int:
-    """Return the maximum number of target tokens, including end-of-sentence, for *source* tokens with padding."""
-    return min(int(search["max_len_a"] * source + search["max_len_b"]), positions - 1) + 1

@@ -34,9 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert the model, compare its scores with the original's, and write the checkpoint."""
-    from fairseq_deep.runtime.engines.transformers_engine import quiet
+    from fairseq_deep.runtime.engines.transformers_engine import check_package, quiet
     from fairseq_deep.tools import huggingface_import
-    from fairseq_deep.tools.huggingface_format import check_package
 
     check_fairseq()
     check_outputs([args.output], [args.folder])

@@ -55,11 +55,14 @@ def _holds(source: str, path: str, own: Sequence[str]) -> bool:
 
 def check_output_path(path: str) -> None:
     """Raise `UsageError` if a file cannot be written at `path`; called before long computations."""
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise UsageError(f"cannot write {path}: the directory {folder} does not exist; create it first")
+    _check_parent(path, os.path.dirname(path) or ".")
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"cannot write {path}: it exists and is not a regular file; give another name")
+
+
+def _check_parent(path: str, folder: str) -> None:
+    if not os.path.isdir(folder):
+        raise UsageError(f"cannot write {path}: the directory {folder} does not exist; create it first")
     if not os.access(folder, os.W_OK):
         raise UsageError(f"cannot write {path}: the directory {folder} is not writable; choose another one")
 
@@ -87,11 +90,7 @@ def check_new_folder(path: str) -> None:
     """Raise `UsageError` if no directory can be created at `path`; called before long computations."""
     if os.path.lexists(path) and (not os.path.isdir(path) or os.path.islink(path) or os.listdir(path)):
         raise UsageError(f"cannot write {path}: it exists and is not an empty directory; give another name")
-    parent = os.path.dirname(os.path.normpath(path)) or "."
-    if not os.path.isdir(parent):
-        raise UsageError(f"cannot write {path}: the directory {parent} does not exist; create it first")
-    if not os.access(parent, os.W_OK):
-        raise UsageError(f"cannot write {path}: the directory {parent} is not writable; choose another one")
+    _check_parent(path, os.path.dirname(os.path.normpath(path)) or ".")
 
 
 @contextlib.contextmanager

@@ -207,7 +207,7 @@ def test_an_old_package_is_refused(exports, monkeypatch):
 
 
 def test_the_check_of_an_export_sees_other_translations(package, tmp_path, monkeypatch, capsys):
-    """On real text, the recipe's test set."""
+    """On real text: the recipe's test set, or --verify."""
     from fairseq_deep.runtime.engines import ct2_engine
 
     folder = shutil.copytree(package, tmp_path / "exp/model")
@@ -217,6 +217,9 @@ def test_the_check_of_an_export_sees_other_translations(package, tmp_path, monke
     monkeypatch.setattr(ct2_engine.Ct2Engine, "_hypotheses", lambda *_: [{"tokens": torch.tensor([5, 2])}])
     assert cli.main(words) == 2 and not (tmp_path / "out").exists()
     assert "CTranslate2: translations differ from the model's for 60 of 60 sentences" in capsys.readouterr().err
+    (tmp_path / "other.en").write_text("\n".join(random_lines(9)) + "\n")
+    assert cli.main([*words, "--verify", str(tmp_path / "other.en"), "--verify-sentences", "5"]) == 2
+    assert "CTranslate2: translations differ from the model's for 5 of 5 sentences" in capsys.readouterr().err
     monkeypatch.undo()
     monkeypatch.setattr("fairseq_deep.tools.ctranslate2_format.EXACT", 0.0)
     assert cli.main(words) == 2 and not (tmp_path / "out").exists()

@@ -236,7 +236,7 @@ def test_an_export_that_fails_leaves_nothing(make, export, monkeypatch):
     new = ["--output", folder / "out"]
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "transformers", None)
-        refuses("this requires transformers (", model, *new)
+        refuses("transformers is not installed (", model, *new)
     with monkeypatch.context() as patch:
         real = huggingface_format.make_tensors
         patch.setattr(huggingface_format, "make_tensors", lambda *words: halve(real(*words)))

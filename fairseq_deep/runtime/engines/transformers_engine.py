@@ -25,6 +25,14 @@ TARGET = "target"
 """Directory of the target tokenizer, if there are two dictionaries."""
 
 
+def check_package() -> None:
+    """Raise `UsageError` if transformers is missing."""
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"transformers is not installed ({error}); pip install 'transformers>=5'") from error
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Suppress transformers' progress bars and messages."""
@@ -85,10 +93,9 @@ class TransformersEngine(DirectoryEngine):
         """
         folder = bundle.checkpoint
         facts = read_facts(folder)
-        try:
-            from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-        except ImportError as error:
-            raise UsageError(f"transformers is not installed ({error}); pip install 'transformers>=5'") from error
+        check_package()
+        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
         own = os.path.join(folder, TARGET)
         try:
             with quiet():
