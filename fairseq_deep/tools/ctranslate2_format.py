@@ -82,6 +82,7 @@ class CTranslate2(Format):
         """See :class:`Format`."""
         trained = self.trained
         save_spec(self.spec, folder, self.quantization)
+        del self.spec
         if trained.bundle.codes is not None:
             shutil.copyfile(trained.bundle.codes, os.path.join(folder, packaged.CODES[trained.steps.kind]))
         write_record(folder, trained.bundle, trained.search, trained.facts, trained.languages)

@@ -242,6 +242,10 @@ def test_an_export_that_fails_leaves_nothing(make, export, monkeypatch):
         patch.setattr(huggingface_format, "make_tensors", lambda *words: halve(real(*words)))
         refuses("transformers: log-probabilities differ from the model's (by up to ", model, *new)
     with monkeypatch.context() as patch:
+        real = transformers_engine.TokenizerDictionary.encode
+        patch.setattr(transformers_engine.TokenizerDictionary, "encode", lambda *words: real(*words).flip(0))
+        refuses("the tokenizer for transformers splits a sentence differently (", model, *new)
+    with monkeypatch.context() as patch:
         patch.setattr(transformers_engine, "ended", lambda row: row[1:3])
         (folder.parent / "text").write_text("w1 w2\nw3\n")
         words = [*new, "--verify", folder.parent / "text"]
