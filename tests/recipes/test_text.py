@@ -124,6 +124,7 @@ def steps_of(out, langs=LANGS):
 
 
 def test_each_side_has_merges_of_its_own(text, tmp_path):
+    cut(text, tmp_path / "out", "per-side", 3)  # is replaced, with its merges
     out = cut(text, tmp_path / "out", "per-side")
     for lang, name in (("en", "code"), ("de", "code.de")):
         learned = "".join(lines(out / name)[1:]).replace("</w>", "").replace(" ", "")
@@ -140,6 +141,13 @@ def test_references_are_tokenised(text, tmp_path):
     assert lines(out / "test.de.ref1.tok") == ["das , haus ."] * 5
     assert lines(out / "test.de.tok") == lines(text / "test.de"), "these are lower-cased words already"
     assert len([*out.glob("*.tok*")]) == 4, "all references of valid, test and test1"
+
+
+def test_pairs_with_many_words_or_of_unequal_length_are_dropped(text, tmp_path, capsys):
+    for words in ((50, 50), (51, 51), (18, 2), (19, 2)):
+        append(text, "train", *("a " * count for count in words))
+    assert len(lines(cut(text, tmp_path / "out") / "train.de")) == 102
+    assert "2 training pairs dropped: over 50 words or a length ratio over 9" in capsys.readouterr().out
 
 
 def test_pairs_with_many_sub_words_are_dropped(text, tmp_path, capsys):
