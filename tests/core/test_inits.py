@@ -268,7 +268,7 @@ def test_what_is_empty_is_built_or_refused(method, flags, build, batch):
     try:
         model = build(POSTNORM, deep_init=method, **flags)
     except UsageError as error:
-        assert "-layers 0" in str(error) and "\n" not in str(error)
+        assert "-layers 1 or more" in str(error) and "\n" not in str(error)
     else:
         assert model(*batch)[0].isfinite().all()
 

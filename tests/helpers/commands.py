@@ -110,28 +110,18 @@ def refusal(done):
     return (done.stderr or done.stdout).strip().splitlines()[-1]
 
 
-def entries(done, tag="train_inner"):
-    """{update: {name: value}} of the json log of an ended process, without what has no value at that update."""
-    return entries_in(done.stdout + done.stderr, tag)
-
-
-def entries_in(log, tag="train_inner"):
-    """The same of the text of a json log."""
+def entries(log, tag="train_inner"):
+    """{update: {name: value}} of the json log of an ended process, or of its text, without what has no value there."""
     found = {}
-    for text in re.findall(rf"\| {tag} \| (\{{.*\}})", log):
+    for text in re.findall(rf"\| {tag} \| (\{{.*\}})", getattr(log, "text", log)):
         entry = {name.replace(f"{tag}_", "", 1): value for name, value in json.loads(text).items()}
         found[int(entry["num_updates"])] = {name: float(value) for name, value in entry.items() if value is not None}
     return found
 
 
-def losses(done):
-    """The training loss after each update, {update: loss}, of an ended process."""
-    return losses_in(done.stdout + done.stderr)
-
-
-def losses_in(log):
-    """The same of the text of a json log."""
-    return {update: entry["loss"] for update, entry in entries_in(log).items()}
+def losses(log):
+    """The training loss after each update, {update: loss}, of an ended process or of its text."""
+    return {update: entry["loss"] for update, entry in entries(log).items()}
 
 
 def saved(folder, name="checkpoint_last.pt"):

@@ -8,7 +8,7 @@ from fairseq import safe_numbers
 
 from fairseq_deep.recipes.compare import results
 from tests.helpers import faults
-from tests.helpers.commands import PACKAGE, losses, losses_in, run, saved, train_command
+from tests.helpers.commands import PACKAGE, losses, run, saved, train_command
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150", "--no-epoch-checkpoints")
 
@@ -43,7 +43,7 @@ def test_a_learning_rate_that_is_far_too_high(small, tmp_path):
 def test_the_module_where_it_began_is_named(small, tmp_path, name, value, backward, place):
     poison = (name, value, [3], backward)
     status, text = start(small, tmp_path / "save", poison=poison)
-    assert max(losses_in((tmp_path / "save.log").read_text())) == 2
+    assert max(losses((tmp_path / "save.log").read_text())) == 2
     assert_one_line(status, text, "diverged in update 3: the gradient is not finite; ", place)
 
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from tests.helpers import faults
-from tests.helpers.commands import PACKAGE, losses_in
+from tests.helpers.commands import PACKAGE, losses
 
 UPDATES = 3
 INTEGERS = (-1, 0, 1, 2, 3, 4, 8, 16, 100)
@@ -178,15 +178,15 @@ def fault_of(data, folder, words):
     log, report = folder / "log", folder / "report"
     status = faults.train(command(data, folder / "save", words), log, ("watch", str(report)))
     text = log.read_text()
-    losses = losses_in(text)
+    learned = losses(text)
     last = text.strip().splitlines()[-1]
-    if status and not losses:
+    if status and not learned:
         in_one_line = status in (1, 2) and "Traceback" not in text and not re.match(r"\d{4}-\d\d-\d\d ", last)
         return ("" if in_one_line or last == stock_says(data, folder, words) else f"status {status}: {last}"), True
     if status:
-        return f"ended after update {max(losses)} with status {status}: {last}", False
-    if len(losses) != UPDATES or not all(map(math.isfinite, losses.values())):
-        return f"losses {losses}", False
+        return f"ended after update {max(learned)} with status {status}: {last}", False
+    if len(learned) != UPDATES or not all(map(math.isfinite, learned.values())):
+        return f"losses {learned}", False
     found = json.loads(report.read_text())
     unused = [name for name in found["missing"] if not _unused(name, words)]
     return (f"no finite gradient of {', '.join(unused)}" if unused else found["fault"]), False

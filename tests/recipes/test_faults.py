@@ -8,7 +8,7 @@ import torch
 from fairseq import safe_save
 
 from tests.helpers import faults
-from tests.helpers.commands import losses_in, train_command
+from tests.helpers.commands import losses, train_command
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--keep-last-epochs", "1")
 WRITES = 38
@@ -39,7 +39,7 @@ def whole(small, tmp_path_factory):
     install = ("install", str(folder), str(cases), str(ended))
     status = faults.train(train_command(small, folder, *FLAGS), log, install)
     assert status == 0, log.read_text()[-2000:]
-    return losses_in(log.read_text()), state(folder), cases, json.loads(ended.read_text())
+    return losses(log.read_text()), state(folder), cases, json.loads(ended.read_text())
 
 
 def found(folder):
@@ -64,7 +64,7 @@ def assert_goes_on(small, folder, whole):
     status = faults.train(train_command(small, folder, *FLAGS), log)
     assert status == 0, log.read_text()[-2000:]
     expected, final, *_ = whole
-    found = losses_in(log.read_text())
+    found = losses(log.read_text())
     assert found.items() <= expected.items() and set(found) == set(
         range(len(expected) + 1 - len(found), len(expected) + 1)
     )

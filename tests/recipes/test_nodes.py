@@ -15,7 +15,7 @@ import torch
 from fairseq import safe_nodes
 
 from tests.helpers import recipes
-from tests.helpers.commands import losses_in, train_command
+from tests.helpers.commands import losses, train_command
 from tests.helpers.forkserver import server
 from tests.helpers.recipes import MAIN, environment
 
@@ -57,7 +57,7 @@ class Machines:
     def wait_for(self, update):
         """Until the log has that update."""
         path, end = self.exp / "logs/4-train.log", time.time() + 120
-        while time.time() < end and not (path.exists() and max(losses_in(path.read_text()), default=0) >= update):
+        while time.time() < end and not (path.exists() and max(losses(path.read_text()), default=0) >= update):
             assert all(child.poll() is None for child in self.children), self.said()
             time.sleep(0.02)
 
@@ -78,8 +78,8 @@ class Machines:
             assert left == "", left
 
 
-def losses(exp):
-    return losses_in((exp / "logs/4-train.log").read_text())
+def losses_of(exp):
+    return losses((exp / "logs/4-train.log").read_text())
 
 
 def last(folder):
@@ -104,20 +104,20 @@ def test_two_machines_train_as_one_process_and_one_that_dies_ends_both(programs,
         assert ("stage 3 binarise" in out) == (rank == 0)
     assert "4 CPUs x 100 tokens x update-freq 1 = 400 tokens per update" in ended[0][1]
     machines.assert_gone()
-    before = losses(exp)
+    before = losses_of(exp)
     assert not (exp / ".done.4").exists() and not (exp / "checkpoints/checkpoint4.pt").exists()
 
     again = Machines(programs, exp, corpus).said()
     assert [status for status, _, _ in again] == [0, 0] and again[0][1].count("already done") == 4, again
     assert (exp / "trained-with.txt").read_text().splitlines()[3] == "4 CPUs on 2 machines"
-    found, first = losses(exp), min(set(losses(exp)) - set(before))
+    found, first = losses_of(exp), min(set(losses_of(exp)) - set(before))
     assert "Loaded checkpoint" in (exp / "logs/4-train.log").read_text() and first > 7
 
     words = shlex.split((exp / "train.sh").read_text())
     for flag, value in (("--update-freq", "4"), ("--save-dir", str(tmp_path / "one"))):
         words[words.index(flag) + 1] = value
     done = server().call(words)
-    alone = losses_in(done.stdout)
+    alone = losses(done.stdout)
     assert done.returncode == 0, done.stderr
     assert len(alone) >= 16 and found == pytest.approx(alone, abs=2e-3)
     weights = last(exp / "checkpoints")
@@ -134,7 +134,7 @@ def ranks(small, folder, *differences):
         words = train_command(small, folder, "--distributed-backend", "gloo", "--num-workers", "0", *differences[rank])
         done = server().call([str(word) for word in words], environment={**os.environ, **place, "OMP_NUM_THREADS": "1"})
         found[rank] = done.returncode, (done.stdout + done.stderr).strip().splitlines()[-1]
-        assert "Traceback" not in done.stdout + done.stderr and losses_in(done.stdout) == {}
+        assert "Traceback" not in done.stdout + done.stderr and losses(done.stdout) == {}
 
     threads = [threading.Thread(target=start, args=(rank,)) for rank in range(2)]
     for thread in threads:

@@ -13,7 +13,7 @@ import torch
 from fairseq import safe_load, safe_save, safe_stop
 
 from tests.helpers import faults
-from tests.helpers.commands import BIN, PACKAGE, losses_in, run, train_command
+from tests.helpers.commands import BIN, PACKAGE, losses, run, train_command
 from tests.helpers.forkserver import server
 from tests.helpers.recipes import write_program
 
@@ -42,7 +42,7 @@ def whole(small, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "save"
     status, log = start(small, folder)
     assert status == 0, log.read_text()[-2000:]
-    found = losses_in(log.read_text())
+    found = losses(log.read_text())
     assert len(found) >= 6 and len(found) % 2 == 0
     return found, folder
 
@@ -67,14 +67,14 @@ def test_a_stopped_training_goes_on_bit_for_bit(small, whole, tmp_path, number, 
     update = {"within an epoch": 1, "at the end of an epoch": epoch, "at the end of all": 2 * epoch}[place]
     folder = tmp_path / "save"
     status, log = start(small, folder, fault=("send", number, update - 1))
-    first = losses_in(log.read_text())
+    first = losses(log.read_text())
     assert status == safe_stop.EXIT_STATUS == 75 and max(first) == update, log.read_text()[-1500:]
     last = log.read_text().strip().splitlines()
     assert f"stopped by a signal: saved checkpoint_last.pt at update {update}; run the same command to" in last[-1]
     assert f"due to {number.name}" in log.read_text()
     status, log = start(small, folder)
     assert status == 0, log.read_text()[-1500:]
-    second = losses_in(log.read_text())
+    second = losses(log.read_text())
     assert {**first, **second} == expected and len(first) + len(second) == len(expected)
     assert_equal(folder, reference)
 
@@ -91,10 +91,10 @@ def test_validation_data_that_is_too_long_is_found_before_the_first_update(small
     flags = ("--max-source-positions", "6", "--skip-invalid-size-inputs-valid-test")
     status, log = start(small, tmp_path / "save", *flags[:2])
     text = log.read_text()
-    assert status == 1 and "Traceback" not in text and losses_in(text) == {}
+    assert status == 1 and "Traceback" not in text and losses(text) == {}
     assert re.match(r"valid: Size of sample #\d+ is invalid .* skip this example", text.strip().splitlines()[-1])
     status, log = start(small, tmp_path / "save", *flags, "--max-epoch", "1")
-    assert status == 0 and losses_in(log.read_text())
+    assert status == 0 and losses(log.read_text())
 
 
 def test_a_training_that_is_done_does_nothing_when_it_is_started_again(small, tmp_path):
@@ -102,7 +102,7 @@ def test_a_training_that_is_done_does_nothing_when_it_is_started_again(small, tm
     assert start(small, folder, "--max-update", "3")[0] == 0
     before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.pt")}
     status, log = start(small, folder, "--max-update", "3")
-    assert status == 0 and losses_in(log.read_text()) == {}
+    assert status == 0 and losses(log.read_text()) == {}
     assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*.pt")} == before
 
 
@@ -370,7 +370,7 @@ class TestTornCheckpoints:
         text = log.read_text()
         assert status == 0 and f"resuming from {stopped / 'checkpoint1.pt'}" in text, text[-1500:]
         expected, reference = whole
-        found = losses_in(log.read_text())
+        found = losses(log.read_text())
         assert min(found) == len(expected) // 2 + 1 and found.items() <= expected.items()
 
     def test_without_a_whole_one_it_is_one_line_and_nothing_is_trained(self, small, stopped):
@@ -378,7 +378,7 @@ class TestTornCheckpoints:
             path.write_bytes(path.read_bytes()[:20_000])
         status, log = start(small, stopped)
         text = log.read_text()
-        assert status == 1 and "Traceback" not in text and losses_in(log.read_text()) == {}
+        assert status == 1 and "Traceback" not in text and losses(log.read_text()) == {}
         assert "checkpoint_last.pt: truncated, without a complete checkpoint next to" in text.strip().splitlines()[-1]
 
     def test_a_new_folder_is_no_loss(self, tmp_path):
@@ -406,7 +406,7 @@ def test_two_trainings_do_not_share_a_folder(small, tmp_path):
     before = sorted(path.name for path in (tmp_path / "save").iterdir())
     status, log = start(small, tmp_path / "save")
     last = log.read_text().strip().splitlines()[-1]
-    assert status == 1 and "Traceback" not in log.read_text() and losses_in(log.read_text()) == {}
+    assert status == 1 and "Traceback" not in log.read_text() and losses(log.read_text()) == {}
     assert re.fullmatch(rf"\S+/save is in use by process {child.pid} on \S+, since .*: try again .*--save-dir", last)
     new = {path.name.replace(".tmp", "") for path in (tmp_path / "save").iterdir()} - set(before)
     assert new <= {"checkpoint_last.pt", "checkpoint_best.pt"}, "only the first one saves"
