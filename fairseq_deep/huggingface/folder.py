@@ -6,6 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from transformers.utils import cached_file
@@ -47,11 +48,7 @@ def find_package(path: str | os.PathLike, weights: bool = True, **hub: Any) -> p
 
 def read_files(paths: dict[str, str]) -> dict[str, bytes]:
     """Return the content of files by name."""
-    found = {}
-    for name, path in paths.items():
-        with open(path, "rb") as stream:
-            found[name] = stream.read()
-    return found
+    return {name: Path(path).read_bytes() for name, path in paths.items()}
 
 
 @contextlib.contextmanager
@@ -65,8 +62,7 @@ def written(files: dict[str, bytes]) -> Iterator[str]:
 def write_files(folder: str, files: dict[str, bytes]) -> None:
     """Write *files* to *folder*."""
     for name, content in files.items():
-        with open(os.path.join(folder, name), "wb") as stream:
-            stream.write(content)
+        Path(folder, name).write_bytes(content)
 
 
 @contextlib.contextmanager
