@@ -87,19 +87,14 @@ def _main(kind: str, script: str, *words: str) -> int:
         for name, value in dataclasses.asdict(options).items():
             print(f"{name:20} {json.dumps(value)}")
         return 0
-    describe(plan)
-    return run(plan, script, list(words))
-
-
-def describe(plan: Plan) -> None:
-    """Print the plan, and reject a new experiment without enough free disk space."""
     print(*estimate.describe(plan), sep="\n", flush=True)
     free, needed, begun = estimate.free_gb(plan.exp), estimate.needed_gb(plan), os.path.exists(plan.path("cmd.sh"))
-    if free < needed and not (begun or plan.options.dry_run):
+    if free < needed and not (begun or options.dry_run or plan.place.rank):
         raise UsageError(
             f"{plan.exp}: {free} GB free, about {needed} GB needed: choose a larger disk with --exp, or lower "
             "--disk-gb if less is enough"
         )
+    return run(plan, script, list(words))
 
 
 def run(plan: Plan, script: str, words: list[str]) -> int:

@@ -37,8 +37,9 @@ def describe(plan: Plan) -> Iterator[str]:
         first = options.master or "the job's first"
         yield f"machines {place.nnodes} with {plan.processes} processes each; the first is {first}"
     if plan.seed_list:
-        seeds = " ".join(map(str, plan.seed_list))
-        yield f"seeds    {seeds}: one after the other, each in the subdirectory seedN"
+        seeds, many = " ".join(map(str, plan.seed_list)), f"{options.jobs} at a time"
+        queue = "SLURM jobs" if options.launcher == "slurm" else many if options.jobs > 1 else "one after the other"
+        yield f"seeds    {seeds}: {queue}, each in the subdirectory seedN"
     yield f"disk     about {needed_gb(plan)} GB; {free_gb(plan.exp)} GB free"
     yield f"time     {'each seed: ' * bool(plan.seed_list)}{_time_words(plan)}"
     yield from (f"warning  {note}" for note in (*plan.notes, *_warnings(plan)))

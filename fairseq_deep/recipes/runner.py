@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import IO, Any
 
 from fairseq_deep.errors import UsageError, one_line
@@ -158,19 +158,13 @@ class Runner:
             own = {**self.environment, **(environment or {})}
             await self.engine.run(words, self.log, watch or Watch(self.display()), own, explain)
 
-    @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """Also write output printed in this context to the log."""
-        with open(self.log, "a", encoding="utf-8") as stream, contextlib.redirect_stdout(Tee(sys.stdout, stream)):
-            yield
-
     def call(self, words: str, function: Callable[..., Any], *arguments: Any) -> None:
         """Call a function with its output on the screen and in the log, or print *words* in a dry run."""
         if self.dry:
             self.say(f"# {words}")
-        else:
-            with self.shown():
-                function(*arguments)
+            return
+        with open(self.log, "a", encoding="utf-8") as log, contextlib.redirect_stdout(Tee(sys.stdout, log)):
+            function(*arguments)
 
     def need(self, path: str) -> None:
         """Raise `UsageError` if an input of the current stage is missing."""

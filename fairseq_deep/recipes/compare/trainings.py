@@ -32,7 +32,7 @@ class Run:
 
     Args:
         system: the system; None: a recipe with this seed
-        shared: directory of the text; empty: that of the comparison
+        shared: directory of the text; empty: the comparison's
 
     Attributes:
         share, said: finished share of its training, while it is trained, and its description
