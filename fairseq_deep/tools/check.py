@@ -209,15 +209,11 @@ def _member(opened: Any, name: str) -> list[str] | None:
 
 
 def _is_text(stream: BinaryIO) -> bool:
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    blocks = iter(lambda: stream.read(1 << 20), b"")
     try:
-        for block in iter(lambda: stream.read(1 << 20), b""):
-            if "\0" in decoder.decode(block):
-                return False
-        decoder.decode(b"", final=True)
+        return not any("\0" in text for text in codecs.iterdecode(blocks, "utf-8"))
     except UnicodeDecodeError:
         return False
-    return True
 
 
 def _package(folder: str) -> tuple[list[tuple[str, str]], list[str]]:

@@ -11,8 +11,6 @@ CTranslate2's behaviour was determined by comparing outputs (tests/tools/test_ex
 import operator
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -68,7 +66,7 @@ class CTranslate2(Format):
         loaded, flags = trained.loaded, trained.loaded.stored.flags
         with naming_others():
             plain, _ = trained.plain("ctranslate2", tables=True)
-            problem = find_problem(loaded.model, flags, (loaded.source, loaded.target))
+            problem = find_problem(loaded.model, flags)
             if problem:
                 raise UsageError(f"{trained.path} has {problem}")
         check_package()
@@ -92,7 +90,7 @@ class CTranslate2(Format):
         return Ct2Engine.open(find_bundle(folder), options)
 
 
-def find_problem(model: Transformer, flags: Any, dictionaries: Iterable[Any]) -> str:
+def find_problem(model: Transformer, flags: Any) -> str:
     """Return the part of a plain model that CTranslate2 does not support, with a fix if possible; "" if none."""
     ffn, output = model.encoder.stack.ffn, model.decoder
     found = {
@@ -106,9 +104,6 @@ def find_problem(model: Transformer, flags: Any, dictionaries: Iterable[Any]) ->
         found[f"no layers ({side}); CTranslate2 requires at least one"] = not stack.layers
         found[f"--relative-positions and absolute positions ({side}), which CTranslate2 does not combine: train with "
               "--no-token-positional-embeddings"] = stack.stack.relative_positions and stack.embed_positions is not None
-    for symbols in (each.symbols for each in dictionaries):
-        twice = next((symbol for symbol, count in Counter(symbols).items() if count > 1), None)
-        found[f"a dictionary in which {twice} occurs twice"] = twice is not None
     return next((problem for problem, holds in found.items() if holds), "")
 
 

@@ -72,17 +72,13 @@ def make_vocabulary(symbols: list[str], merges: list[tuple[str, str]] | None) ->
     """Return the ids of all pieces, and the dictionary entries of ids after the dictionary.
 
     Args:
-        symbols: the entries of the dictionary by index, including the four special symbols
+        symbols: the distinct entries of the dictionary by index, including the four special symbols
         merges: see `read_merges`
 
     Raises:
         UsageError: two entries cannot be distinguished
     """
-    indices: dict[str, int] = {}
-    for index, symbol in enumerate(symbols):
-        if symbol in indices:
-            raise UsageError(f"a dictionary in which {symbol[:40]!r} occurs twice")
-        indices[symbol] = index
+    indices = {symbol: index for index, symbol in enumerate(symbols)}
     if merges is None:
         return indices, []
     whole = {*SPECIAL, *tags_of(symbols)}

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.bleu import bleu_for
 from fairseq_deep.runtime.language_codes import short_code
+from fairseq_deep.runtime.text import packages_named
 from fairseq_deep.tools import multilingual, significance, text_checks
 from fairseq_deep.tools.arguments import at_least_one
 from fairseq_deep.tools.generated import best, read_generated
@@ -271,10 +272,8 @@ def _read_generated(path: str, args: argparse.Namespace) -> Texts:
 def _detokenizer(lang: str | None):
     if lang is None:
         return lambda line: line
-    try:
+    with packages_named():
         from sacremoses import MosesDetokenizer
-    except ImportError as error:
-        raise UsageError(f"sacremoses cannot be imported ({error}); pip install sacremoses") from error
     moses = MosesDetokenizer(lang=short_code(lang))
     return lambda line: moses.detokenize(line.split())
 
