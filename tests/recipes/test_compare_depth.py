@@ -224,6 +224,19 @@ def test_failed_runs_give_no_verdict():
     assert "The search for learning rates had 400 updates, fewer than the runs" in depth.page([found], searched=400)
 
 
+def test_systems_with_an_unfinished_depth_are_named_but_not_judged(tmp_path, monkeypatch, capsys):
+    drawn = []
+    monkeypatch.setattr(picture, "draw_depths", lambda rows, path: drawn.extend(rows))
+    rows = [row("a", 6, [3.0] * 5, 20.0), row("b", 6, [3.0] * 5), row("b", 24, []), row("a", 24, [2.9] * 5, 21.0)]
+    depth.report(str(tmp_path), rows[1:3], None)
+    assert not [*tmp_path.iterdir()], "nothing to judge"
+    depth.report(str(tmp_path), rows, None)
+    [judged] = json.loads((tmp_path / "depth.json").read_text())
+    assert judged["line"] == "a" and drawn == [rows[0], rows[3]]
+    text = (tmp_path / "depth.md").read_text()
+    assert text.endswith("A depth without a finished run: b.\n") and text in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("tuned", [{}, {"0.001": 6.0, "0.002": 5.0}], ids=["no search", "at the edge"])
 def test_untuned_rates_and_missing_scores_give_no_verdict(tuned):
     losses = [2.95, 2.94, 2.95, 2.94, 2.945]
