@@ -69,7 +69,7 @@ def test_what_a_method_shows_is_recorded(build, batch):
         ({"layer_agg": "toy", "toy_dropout": 1.0}, "--toy-dropout 1.0 is not a probability"),
         ({"toy_dropout": 0.1}, "--toy-dropout has no effect without --layer-agg toy: add that, or omit it"),
         ({"decoder_layer_agg": "toy-calls"}, "--layer-agg toy-calls requires an encoder"),
-        ({"layer_agg": "toy", "encoder_layerdrop": 0.1}, "omit --encoder-layerdrop"),
+        ({"layer_agg": "toy", "encoder_layerdrop": 0.1}, "which requires every layer (encoder): omit or change one"),
     ],
 )
 def test_clashes_are_refused_in_one_line(flags, words, build):
