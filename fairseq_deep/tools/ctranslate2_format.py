@@ -17,10 +17,9 @@ import numpy as np
 import torch
 
 from fairseq_deep.core.layers.feed_forward import GATED
-from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.errors import UsageError
-from fairseq_deep.runtime import find_bundle, packaged
+from fairseq_deep.runtime import packaged
 from fairseq_deep.runtime.engines.ct2_engine import Ct2Engine, check_package, version
 from fairseq_deep.runtime.exported import CTRANSLATE2, write_record
 from fairseq_deep.runtime.verification import Limits
@@ -59,7 +58,7 @@ class CTranslate2(Format):
         UsageError: CTranslate2 is not installed, or does not support the model
     """
 
-    program = CTRANSLATE2
+    program, engine = CTRANSLATE2, Ct2Engine
 
     def __init__(self, trained: Trained):
         super().__init__(trained)
@@ -84,10 +83,6 @@ class CTranslate2(Format):
         if trained.bundle.codes is not None:
             shutil.copyfile(trained.bundle.codes, os.path.join(folder, packaged.CODES[trained.steps.kind]))
         write_record(folder, trained.bundle, trained.search, trained.facts, trained.languages)
-
-    def open(self, folder: str, options: SearchOptions) -> Ct2Engine:
-        """See :class:`Format`."""
-        return Ct2Engine.open(find_bundle(folder), options)
 
 
 def find_problem(model: Transformer, flags: Any) -> str:

@@ -22,9 +22,7 @@ import torch
 from torch import Tensor
 
 from fairseq_deep.core.positions import LearnedPositions, SinusoidalPositions, sinusoids
-from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.errors import UsageError
-from fairseq_deep.runtime import find_bundle
 from fairseq_deep.runtime.engines.transformers_engine import TARGET, TransformersEngine, check_package, quiet
 from fairseq_deep.runtime.exported import TRANSFORMERS, write_record
 from fairseq_deep.runtime.verification import Limits
@@ -79,7 +77,7 @@ class Transformers(Format):
         UsageError: transformers is missing, or has no class for the model
     """
 
-    program = TRANSFORMERS
+    program, engine = TRANSFORMERS, TransformersEngine
 
     def __init__(self, trained: Trained):
         super().__init__(trained)
@@ -121,10 +119,6 @@ class Transformers(Format):
         for place, dictionary, stack in sides:
             text.save_tokenizer(place, dictionary.symbols, trained.bundle.codes, stack.max_positions())
         write_record(folder, trained.bundle, trained.search, trained.facts, trained.languages)
-
-    def open(self, folder: str, options: SearchOptions) -> TransformersEngine:
-        """See :class:`Format`."""
-        return TransformersEngine.open(find_bundle(folder), options)
 
     def encode(self, engine: TransformersEngine, texts: Sequence[str], rows: Sequence[Tensor]) -> list[Tensor]:
         """Return the ids of *texts* from transformers' tokenizer.

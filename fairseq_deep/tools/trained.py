@@ -10,7 +10,7 @@ from typing import Any
 from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.errors import UsageError
-from fairseq_deep.runtime import load_model, search_of, verification
+from fairseq_deep.runtime import find_bundle, load_model, search_of, verification
 from fairseq_deep.runtime.loading import ModelFacts
 from fairseq_deep.runtime.plain import check_layers, check_weights, fold_all
 from fairseq_deep.tools.translate import find_parts
@@ -69,12 +69,14 @@ class Format:
 
     Attributes:
         program: the program that reads the format, for messages
+        engine: the class of the engine for its directories
         made: the kind of output, for the message at the end
         limits: limits of the comparison with the model
         max_source, max_target: maximum lengths in tokens, with end-of-sentence
     """
 
     program: str
+    engine: Any = None
     made: str
     limits: verification.Limits
 
@@ -88,7 +90,7 @@ class Format:
 
     def open(self, place: str, options: SearchOptions) -> Any:
         """Return an engine for *place*, loaded like a user does."""
-        raise NotImplementedError
+        return self.engine.open(find_bundle(place), options)
 
     def encode(self, engine: Any, texts: Sequence[str], rows: Sequence[Any]) -> Sequence[Any]:
         """Return the *rows* of tokens of *texts* in the indices of the format."""
