@@ -7,6 +7,7 @@ files, and later conf files override earlier ones.
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 import re
 import shlex
@@ -203,18 +204,15 @@ def check_extra_flags(options: Options) -> None:
 
 def find_conf(name: str, task: str, beside: str = "") -> str:
     """Return the path of a conf file by its name, ``EXAMPLE/NAME`` or path; ``beside`` is searched first."""
-    known = []
-    for folder in filter(None, (beside, os.path.join(EXAMPLES, task, "conf"), os.path.join(EXAMPLES, "demo"))):
-        path = os.path.join(folder, f"{name}.args")
-        if os.path.isfile(path):
-            return path
-        found = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        known += [each[: -len(".args")] for each in found if each.endswith(".args")]
+    folders = [*filter(None, [beside]), os.path.join(EXAMPLES, task, "conf"), os.path.join(EXAMPLES, "demo")]
+    paths = [os.path.join(folder, f"{name}.args") for folder in folders]
     if "/" in name:
         example, _, rest = name.partition("/")
-        for path in (name, os.path.join(EXAMPLES, example, "conf", f"{rest}.args")):
-            if os.path.isfile(path):
-                return path
+        paths += [name, os.path.join(EXAMPLES, example, "conf", f"{rest}.args")]
+    for path in filter(os.path.isfile, paths):
+        return path
+    found = (sorted(glob.glob(os.path.join(glob.escape(folder), "*.args"))) for folder in folders)
+    known = [os.path.basename(path)[: -len(".args")] for each in found for path in each]
     hint = nearest(name, known)
     raise UsageError(f"unknown --conf '{name}'{hint} (known: {' '.join(known)}; or the path of a file)")
 

@@ -105,7 +105,7 @@ REFUSED = [
     ("-- --max-tokens 9", "--max-tokens is an option of this script: give it before --"),
     ("-- --max-tokns=9", "unknown flag '--max-tokns' (did you mean --max-tokens?)"),
     ("-- --batch-tokns 9", "unknown flag '--batch-tokns' (did you mean --batch-tokens?)"),
-    ("-- --deep-init ds --layer-agg lstm", "--deep-init ds requires residual connections"),
+    ("-- --deep-init ds --layer-agg lstm", "--deep-init ds is not supported with --layer-agg lstm"),
     ("-- --save-dir=x", "--save-dir is set by this script: see --exp"),
     ("-- --max-update=x", "--max-update: invalid int value: 'x'"),
     ("-- --encoder-layers -1", "--encoder-layers"),
