@@ -299,8 +299,9 @@ def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path, mo
         ("has no token with the index 0", "tokenizer.json", words_of({"a": 1})),
         ("model.vocab.a is a list, not a whole number", "tokenizer.json", words_of({"a": [1]})),
         ("model is a list, not an object; copy the directory again", "tokenizer.json", {"model": [1]}),
-        ("model.merges[1] is 1, not a pair of tokens", "tokenizer.json",
-         {"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": "</w>", "merges": [1]}}),
+        *((f"model.merges[1] is {shown}, not a pair of tokens", "tokenizer.json",
+           {"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": "</w>", "merges": [merge]}})
+          for shown, merge in (("1", 1), ("a list", ["a"]), ("'a b c'", "a b c"))),
         ("has 4 source tokens, but a table of 38 rows", "tokenizer.json", words_of(Dictionary().indices)),
     ):  # fmt: skip
         undo = changed(name, **content)
