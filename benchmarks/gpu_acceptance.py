@@ -1,17 +1,27 @@
-"""All GPU checks in one command of some 30 minutes: correctness, kernels, times and memory, and training on text.
+"""All GPU checks in one command of at most 8 minutes: correctness, kernels, times and memory, and training on text.
 
-    python benchmarks/gpu_acceptance.py --data DIR --source-lang de --target-lang en
+    python benchmarks/gpu_acceptance.py --data DIR --source-lang de --target-lang en [--minutes 8]
     python benchmarks/gpu_acceptance.py --device cpu --small       # a trial of every step, some minutes
 
-A step writes its results when it ends. A step that fails does not stop the others; the exit status is then 1.
+A step writes its results as it goes. A step that fails, or whose share of the minutes is over, does not stop the
+others; the exit status is then 1. Time that a step leaves is for the later ones.
+
+For a machine with torch, but without a package index, collect what it lacks here, and carry it with the checkout:
+
+    pip wheel --no-deps -w .whl ./third_party/fairseq "hydra-core>=1.3.2,<1.4" "omegaconf>=2.3,<2.4" \\
+        "antlr4-python3-runtime==4.9.*" bitarray cffi pycparser cython subword-nmt mock sacremoses tensorboardX
+    pip install --no-index --no-deps --target /tmp/site .whl/*.whl        # there, and the rest of the same line:
+    export PYTHONPATH=/tmp/site:$PWD PATH=/tmp/site/bin:$PATH
 """
 
 import argparse
 import datetime
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,7 +31,9 @@ SMALL = (
     "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 64 --decoder-embed-dim 64 --encoder-attention-heads 4 "
     "--decoder-attention-heads 4"
 )
-STEPS = ("environment", "correctness", "steps", "decoding", "trainings")
+SHARES = {"environment": 0.03, "correctness": 0.32, "steps": 0.3, "decoding": 0.15, "trainings": 0.2}
+"""Part of the minutes of each step."""
+STEPS = tuple(SHARES)
 
 
 def parse(arguments=None):
@@ -33,9 +45,10 @@ def parse(arguments=None):
                         help="parallel text {train,valid,test}.{SRC,TGT}; without it, the built-in corpus")  # fmt: skip
     parser.add_argument("--source-lang", default="de")
     parser.add_argument("--target-lang", default="en")
-    parser.add_argument("--updates", type=int, help="updates of each training (default: 1,500; 20 with --small)")
+    parser.add_argument("--updates", type=int, help="updates of each training (default: 300; 20 with --small)")
     parser.add_argument("--precision", choices=("fp32", "fp16", "bf16", "amp"), default="fp16", help="of the trainings")
     parser.add_argument("--systems", nargs="+", default=["prenorm_6l", "lstm_6l", "prenorm_30l", "dlcl_30l"])
+    parser.add_argument("--minutes", type=float, default=8.0, help="of all steps together (default: 8)")
     parser.add_argument("--only", nargs="+", choices=STEPS, default=STEPS, help="run only these steps")
     options = parser.parse_args(arguments)
     if options.data and not options.data.is_dir():
@@ -69,7 +82,7 @@ def steps(options):
 
 def comparison(options):
     """Return the command that trains models on text."""
-    updates = options.updates or (20 if options.small else 1500)
+    updates = options.updates or (20 if options.small else 300)
     command = [ROOT / "examples/compare/run.sh", "--exp", options.out / "trainings", "--updates", updates,
                "--average", 1]  # fmt: skip
     command += ["--data", options.data] if options.data else ["--demo"]
@@ -85,8 +98,8 @@ def comparison(options):
     return [*command, *systems, "--", "--optimizer", "fused_adam"]
 
 
-def run(title, command, number, out):
-    """Run a step; its output goes to the screen, to a file of its own and to ``RESULTS.txt``."""
+def run(title, command, number, out, seconds):
+    """Run a step for *seconds* at most; its output goes to the screen, to a file of its own and to ``RESULTS.txt``."""
     command, start = list(map(str, command)), time.monotonic()
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # of this environment
     environment = {**os.environ, "PATH": programs, "FAIRSEQ_DEEP_ENV": "current", "PYTHONUTF8": "1"}
@@ -101,10 +114,13 @@ def run(title, command, number, out):
 
         tell(f"\n== {title}\n$ {shlex.join(command)}\n")
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
-        process = subprocess.Popen(command, env=environment, **pipes)
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+        end = threading.Timer(max(seconds, 1), lambda: os.killpg(process.pid, signal.SIGTERM))
+        end.start()
         for line in process.stdout:
             tell(line, own)
         status = process.wait()
+        end.cancel()
         tell(f"({time.monotonic() - start:.0f} s, exit status {status})\n")
     return status
 
@@ -122,8 +138,12 @@ def main(arguments=None):
     head = f"commit {commit.stdout.strip() or 'unknown (not a git checkout)'}, {now:%Y-%m-%d %H:%M} UTC\n"
     (options.out / "RESULTS.txt").write_text(head, encoding="utf-8")
     commands = steps(options)
-    failed = [name for number, name in enumerate(STEPS, 1)
-              if name in options.only and run(name, commands[name], number, options.out)]  # fmt: skip
+    start, until, failed = time.monotonic(), 0.0, []
+    for number, name in enumerate(STEPS, 1):
+        if name in options.only:
+            until += 60 * options.minutes * SHARES[name] / sum(SHARES[step] for step in options.only)
+            if run(name, commands[name], number, options.out, until - (time.monotonic() - start)):
+                failed.append(name)
     said = f", {len(failed)} failed: {', '.join(failed)}" if failed else ""
     print(f"\n{len(options.only)} steps{said}; results: {options.out / 'RESULTS.txt'}")
     return 1 if failed else 0

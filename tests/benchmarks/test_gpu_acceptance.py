@@ -26,6 +26,11 @@ def test_a_trial_writes_each_step_and_names_those_that_fail(tmp_path, capfd, mon
     monkeypatch.setattr(gpu_acceptance, "steps", lambda options: {"environment": [sys.executable, "-c", "exit(3)"]})
     assert gpu_acceptance.main([*words[:-1]]) == 1
     assert "1 steps, 1 failed: environment; results: " in capfd.readouterr().out
+    sleeps = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
+    monkeypatch.setattr(gpu_acceptance, "steps", lambda options: {"environment": sleeps, "correctness": ["true"]})
+    assert gpu_acceptance.main([*words, "--minutes", "0.2"]) == 1
+    assert "2 steps, 1 failed: environment; results: " in capfd.readouterr().out
+    assert "begun" in (tmp_path / "RESULTS.txt").read_text()
 
 
 @pytest.mark.parametrize("words", [["--precision", "bf16"], ["--small", "--device", "cpu"]], ids=["whole", "small"])

@@ -31,17 +31,18 @@ def interpreted(monkeypatch):
 def rows(interpreted, monkeypatch):
     """The rows that kernels have computed."""
     kernels, found = gpu.find_kernels(torch.zeros(1)), []
-    append = kernels.append_row
-    monkeypatch.setattr(kernels, "append_row", lambda *args: found.append(args[3]) or append(*args))
+    for name in ("append_row", "append_normed", "pull_normed"):
+        run = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda *args, run=run: found.append(args[-2]) or run(*args))
     return found
 
 
-def sums(entries, weights, window):
-    """All sums, where h_r is an entry plus a tenth of x_{r-1}."""
+def sums(entries, weights, window, norms):
+    """All sums, where h_r is an entry plus a tenth of x_{r-1}, or its norm."""
     state = first_row(entries[0], weights.tril().triu(1 - window), window)
     found = [state[0]]
     for row in range(1, len(entries)):
-        state = next_row(state, row, entries[row] + found[-1] / 10)
+        state = next_row(state, row, entries[row] + found[-1] / 10, norms[row] if norms else None)
         found.append(state[0])
     return found
 
@@ -57,26 +58,32 @@ def gradients(outputs, sources, directions):
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("normed", [False, True], ids=["", "normed"])
 @pytest.mark.parametrize("size, window, shape",
                          [(1, 9, (3, 5)), (7, 9, (2, 3, 11)), (7, 3, (1, 1030)), (31, 31, (2, 8))])  # fmt: skip
-def test_rows_of_kernels_are_those_of_torch(size, window, shape, dtype, rows, monkeypatch):
-    """More values than a program has; the gradient of each entry and weight, with any of the sums left unused."""
+def test_rows_of_kernels_are_those_of_torch(size, window, shape, normed, dtype, rows, monkeypatch):
+    """More values or positions than programs have; all gradients, also where the last sums are not used."""
+    monkeypatch.setattr(gpu.find_kernels(torch.zeros(1)), "PROGRAMS", 4)
+    norms = [torch.nn.LayerNorm(shape[-1], dtype=dtype) for _ in range(size)] if normed else []
+    parameters = [parameter for norm in norms for parameter in norm.parameters()]
+    for parameter in parameters:
+        parameter.data += torch.randn(parameter.shape) / 2
     entries = [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for _ in range(size)]
     weights = (torch.randn(1, size, size, dtype=torch.promote_types(dtype, torch.float32)) / size).requires_grad_()
     directions = [torch.randn(shape, dtype=torch.float64).to(dtype) for _ in range(size - size // 3)]
 
     def run():
-        found = sums(entries, weights, window)
-        return found, gradients(found[: len(directions)], [*entries, weights], directions)
+        found = sums(entries, weights, window, norms)
+        return found, gradients(found[: len(directions)], [*entries, weights, *parameters], directions)
 
     ours = run()
     assert rows == [*range(size), *range(len(directions))]
-    exact, theirs = dtype == torch.float64, without_kernels(run, monkeypatch)
+    tolerance, theirs = TYPES[dtype] * (8 if normed else 1), without_kernels(run, monkeypatch)
     for got, want in zip([*ours[0], *ours[1]], [*theirs[0], *theirs[1]]):
         assert (got is None) == (want is None)
         if want is not None:
             assert got.dtype == want.dtype
-            torch.testing.assert_close(got, want, rtol=TYPES[dtype], atol=1e-10 if exact else TYPES[dtype])
+            torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
 def test_half_precision_is_at_least_as_exact_as_torchs_products(interpreted, monkeypatch):
@@ -93,7 +100,8 @@ def test_half_precision_is_at_least_as_exact_as_torchs_products(interpreted, mon
 def test_an_interrupted_backward_pass_is_begun_again(rows):
     entries, weights = [torch.randn(3, 4, **DOUBLE).requires_grad_() for _ in range(6)], torch.randn(1, 6, 6, **DOUBLE)
     weights.requires_grad_()
-    total = sums(entries, weights, 6)[-1].sin().sum()
+    norms = [torch.nn.LayerNorm(4, dtype=torch.float64) for _ in range(6)]
+    total = sums(entries, weights, 6, norms)[-1].sin().sum()
     torch.autograd.grad(total, entries[4], retain_graph=True)
     first, second = (torch.autograd.grad(total, [*entries, weights], retain_graph=True) for _ in range(2))
     assert all(map(torch.equal, first, second))
@@ -120,11 +128,16 @@ def test_gates_and_cell_of_kernels_are_those_of_torch(shape, dtype, interpreted,
         torch.testing.assert_close(got, want, rtol=8 * TYPES[dtype], atol=8 * TYPES[dtype])
 
 
-@pytest.mark.parametrize("name, flags", [
-    (DLCL, {}), ("transformer_dlcl_postnorm_6l", {"dlcl_window": 2}), (DLCL, {"checkpoint_activations": True}),
-    (DLCL, {"dlcl_weight_type": "scalar_2"}), (DLCL, {"encoder_layerdrop": 0.5}), ("transformer_lstm_6l", {}),
+ROWS = ["append_normed", "append_row"]  # of layers, and of the embedding or in the backward pass
+
+
+@pytest.mark.parametrize("name, flags, expected", [
+    (DLCL, {}, ROWS), ("transformer_dlcl_postnorm_6l", {"dlcl_window": 2}, ["append_row"]),
+    (DLCL, {"checkpoint_activations": True}, ROWS), (DLCL, {"dlcl_weight_type": "scalar_2"}, []),
+    (DLCL, {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5}, ["append_row"]),
+    ("transformer_lstm_6l", {}, ["cell_forward"]),
 ], ids=str)  # fmt: skip
-def test_models_learn_the_same_with_kernels(name, flags, build, dictionary, interpreted, monkeypatch):
+def test_models_learn_the_same_with_kernels(name, flags, expected, build, dictionary, interpreted, monkeypatch):
     """Loss and all gradients, with recomputation, groups of weights (which stay with torch) and LayerDrop."""
     model, batch = build(name, encoder_layers=3, decoder_layers=2, **flags).double().train(), make_batch(dictionary)
 
@@ -135,7 +148,13 @@ def test_models_learn_the_same_with_kernels(name, flags, build, dictionary, inte
         loss.backward()
         return [loss.detach(), *(each.grad.clone() for each in model.parameters() if each.grad is not None)]
 
-    torch.testing.assert_close(run(), without_kernels(run, monkeypatch), rtol=1e-4, atol=1e-7)
+    kernels, ran = gpu.find_kernels(torch.zeros(1)), []
+    for function in (kernels.append_normed, kernels.append_row, kernels.cell_forward):
+        name = function.__name__
+        monkeypatch.setattr(kernels, name, lambda *args, run=function, name=name: ran.append(name) or run(*args))
+    ours = run()
+    assert set(ran) == set(expected)
+    torch.testing.assert_close(ours, without_kernels(run, monkeypatch), rtol=1e-4, atol=1e-7)
 
 
 def test_without_triton_one_warning_names_the_reason(monkeypatch, caplog):

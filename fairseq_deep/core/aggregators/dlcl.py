@@ -206,8 +206,8 @@ class Dlcl(KeepFp32, Aggregator):
         return self.dropout(x)
 
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
-        entry = self._norm(output, layer) if self.pre_norm else output  # LN(y_k) of Eq. (8)
-        return self._sums(state).append(state, layer + 1, entry)
+        norm = self.layer_norms[layer] if self.pre_norm and self.layer_norms else None  # LN(y_k) of Eq. (8)
+        return self._sums(state).append(state, layer + 1, output, norm)
 
     def skip(self, state: list[Tensor], layer: int) -> list[Tensor]:
         sums = self._sums(state)

@@ -6,7 +6,7 @@ entries, and needs nothing for gradients.
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .running_sums import first_row, next_row, single_sum, split
 
@@ -34,9 +34,11 @@ class TrainingSums:
         """Return the newest entry h_r."""
         return state[-2]
 
-    def append(self, state: list[Tensor], row: int, entry: Tensor) -> list[Tensor]:
-        """Return the state with h_r = *entry* for r = *row*."""
-        return self._state(next_row([state[0], state[-1]], row, entry), entry)
+    def append(self, state: list[Tensor], row: int, entry: Tensor, norm: nn.Module | None = None) -> list[Tensor]:
+        """Return the state with h_r = *entry* for r = *row*, or with *norm*, the norm of *entry*."""
+        if self.keeps_entry and norm is not None:
+            entry, norm = norm(entry), None
+        return self._state(next_row([state[0], state[-1]], row, entry, norm), entry)
 
     def _state(self, row: list[Tensor], entry: Tensor) -> list[Tensor]:
         return [row[0], entry, row[1]] if self.keeps_entry else row
@@ -61,6 +63,7 @@ class PlainSums:
     def newest(self, state: list[Tensor]) -> Tensor:
         return state[-1]
 
-    def append(self, state: list[Tensor], row: int, entry: Tensor) -> list[Tensor]:
+    def append(self, state: list[Tensor], row: int, entry: Tensor, norm: nn.Module | None = None) -> list[Tensor]:
+        entry = entry if norm is None else norm(entry)
         entries = state[1:] + [entry.to(state[1].dtype).contiguous()]
         return state[:1] + entries[-self.window :]

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fairseq_deep.core.compat import no_autocast
@@ -138,10 +138,23 @@ class FusedSums:
 
     def append(self, entry: Tensor) -> Tensor:
         """Append h_r; return x_r."""
-        row, entry = self.count, entry.to(self.entries.dtype).contiguous()
-        self.count += 1
-        first = max(0, self.count - self.window)
-        return self.kernels.append_row(entry, self.entries[0], self.weights[row], row, first)
+        return self.kernels.append_row(self._fitted(entry), *self._next())
+
+    def append_normed(self, entry: Tensor, gain: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """Append h_r = LN(*entry*); return x_r."""
+        return self.kernels.append_normed(self._fitted(entry), gain, bias, eps, *self._next())
+
+    def pull_normed(self, grad: Tensor, entry: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Append the gradient *grad* of x_r; return the gradients of *entry*, gain and bias of its norm."""
+        return self.kernels.pull_normed(self._fitted(grad), entry.contiguous(), gain, eps, *self._next())
+
+    def _fitted(self, entry: Tensor) -> Tensor:
+        return entry.to(self.entries.dtype).contiguous()
+
+    def _next(self) -> tuple[Tensor, Tensor, int, int]:
+        """Return the buffer, the weights of the next row, its number, and the first row that it reads."""
+        row, self.count = self.count, self.count + 1
+        return self.entries[0], self.weights[row], row, max(0, self.count - self.window)
 
 
 def make_sums(weights: Tensor, entry: Tensor, window: int, exact: bool = True) -> RunningSums | FusedSums:
@@ -166,23 +179,31 @@ class Tape:
         self.backward: RunningSums | FusedSums | None = None
         self.entries: list[Tensor] = []
 
-    def append(self, entry: Tensor, row: int) -> tuple[Tensor, Tensor]:
-        """Append h_r; return x_r and the tensor for the backward pass: h_r in the buffer, or the buffer at the end."""
+    def append(self, entry: Tensor, row: int, norm: tuple[Tensor, Tensor, float] | None) -> tuple[Tensor, Tensor]:
+        """Append h_r; return x_r and the tensor for the backward pass: h_r in the buffer, or the buffer at the end.
+
+        With the gain, bias and eps of a *norm*, h_r is LN(*entry*).
+        """
         sums = self.forward
         assert sums is not None and sums.count == row, "rows must be written once each, in order"
-        x = sums.append(entry)
+        x = sums.append(entry) if norm is None else sums.append_normed(entry, *norm)
         if sums.count < sums.rows:
             return x, sums.entries[:, sums.count - 1]
         self.forward = None  # from now on only the graph holds the entries
         return x, sums.entries
 
-    def pull(self, row: int, grad: Tensor, kept: Sequence[Tensor]) -> Tensor:
-        """Return the gradient of h_r for the gradient *grad* of x_r; *kept*: :meth:`append`'s tensor, if saved."""
+    def pull(self, row: int, grad: Tensor, kept: Sequence[Tensor], norm: tuple | None = None) -> list[Tensor]:
+        """Return the gradient of h_r for the gradient *grad* of x_r.
+
+        Args:
+            kept: the tensor of :meth:`append`, if saved
+            norm: entry, gain and eps of h_r's norm; the result is then the gradients of entry, gain and bias
+        """
         if self.backward is None:
             weights = self.weights[:, : row + 1, : row + 1].flip(1, 2).transpose(1, 2)
             self.backward, self.entries = make_sums(weights, grad, self.window, exact=False), []
         self.entries.extend(kept)
-        return self.backward.append(grad)
+        return [self.backward.append(grad)] if norm is None else list(self.backward.pull_normed(grad, *norm))
 
     def weight_gradient(self) -> Tensor:
         """Return <X_r, h_k> for all pairs, at the end of a backward pass."""
@@ -209,12 +230,13 @@ class _Row(torch.autograd.Function):
     """Maps h_r and a token to x_r and a token; tokens chain the rows to fix the order of their gradients."""
 
     @staticmethod
-    def forward(ctx, entry: Tensor, token: Tensor | None, weights: Tensor | None, tape: Tape, row: int):
-        x, kept = tape.append(entry, row)
+    def forward(ctx, entry, token, weights, gain, bias, eps, tape: Tape, row: int):
+        x, kept = tape.append(entry, row, None if gain is None else (gain, bias, eps))
         ctx.tape, ctx.row, ctx.shape, ctx.dtypes = tape, row, x.shape, (entry.dtype, x.dtype)
+        ctx.eps = eps
         ctx.set_materialize_grads(False)
-        if tape.learn:
-            ctx.save_for_backward(kept.data)  # own version counter: later rows of the buffer do not change it
+        # own version counter: later rows of the buffer do not change it
+        ctx.save_for_backward(*(() if gain is None else (entry, gain)), *((kept.data,) if tape.learn else ()))
         return x, x.new_empty(0)
 
     @staticmethod
@@ -225,12 +247,16 @@ class _Row(torch.autograd.Function):
             tape.rewind()
         if grad is None:
             grad = tape.weights.new_zeros(ctx.shape, dtype=ctx.dtypes[1])
-        pulled = tape.pull(ctx.row, grad, ctx.saved_tensors).to(ctx.dtypes[0])
+        saved, norm = ctx.saved_tensors, None
+        if ctx.eps is not None:
+            norm, saved = (*saved[:2], ctx.eps), saved[2:]
+        pulled, *of_norm = tape.pull(ctx.row, grad, saved, norm)
+        pulled, of_norm = pulled.to(ctx.dtypes[0]), of_norm or (None, None)
         if ctx.row > 0:
-            return pulled, pulled.new_empty(0), None, None, None
+            return pulled, pulled.new_empty(0), None, *of_norm, None, None, None
         weights = tape.weight_gradient() if ctx.needs_input_grad[2] else None
         tape.rewind()
-        return pulled, None, weights, None, None
+        return pulled, None, weights, None, None, None, None, None
 
 
 def first_row(entry: Tensor, weights: Tensor, window: int) -> list[Tensor]:
@@ -242,12 +268,23 @@ def first_row(entry: Tensor, weights: Tensor, window: int) -> list[Tensor]:
         window: maximum number of entries in a sum
     """
     tape = Tape(weights, entry, window)
-    return list(_Row.apply(entry, None, weights, tape, 0))
+    return list(_Row.apply(entry, None, weights, None, None, None, tape, 0))
 
 
-def next_row(state: list[Tensor], row: int, entry: Tensor) -> list[Tensor]:
-    """Return [x_r, token] for h_r and the result *state* of :func:`first_row` or this function for row r-1."""
-    return list(_Row.apply(entry, state[1], None, state[1].grad_fn.tape, row))
+def next_row(state: list[Tensor], row: int, entry: Tensor, norm: nn.Module | None = None) -> list[Tensor]:
+    """Return [x_r, token] for h_r and the result *state* of :func:`first_row` or this function for row r-1.
+
+    Args:
+        entry: h_r, or with *norm*, its input
+    """
+    tape: Tape = state[1].grad_fn.tape
+    inside: tuple = (None, None, None)
+    if isinstance(norm, nn.LayerNorm) and isinstance(tape.forward, FusedSums):
+        kernels = find_kernels(entry, norm.weight, norm.bias)
+        if kernels is not None and entry.size(-1) <= kernels.WIDEST:
+            inside, norm = (norm.weight, norm.bias, norm.eps), None
+    entry = entry if norm is None else norm(entry)
+    return list(_Row.apply(entry, state[1], None, *inside, tape, row))
 
 
 def is_row(state: list[Tensor]) -> bool:

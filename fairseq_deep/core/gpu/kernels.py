@@ -50,12 +50,102 @@ def append_row(entry: Tensor, entries: Tensor, weights: Tensor, row: int, first:
 
 
 @triton.jit
-def _gate(x, weight, bias, places, inside, size, eps, WIDE: tl.constexpr):
-    """The input of a gate, normalised and after the sigmoid, and the factor of its norm."""
+def _normed(x, places, inside, size, eps, WIDE: tl.constexpr):
+    """Features (x - mean) / sqrt(var + eps) of a position, and the factor 1 / sqrt(var + eps)."""
     value = tl.load(x + places, mask=inside, other=0.0).to(WIDE)
     centred = tl.where(inside, value - tl.sum(value) / size, 0.0)
     factor = 1.0 / tl.sqrt(tl.sum(centred * centred) / size + eps)
-    normed = centred * factor
+    return centred * factor, factor
+
+
+@triton.jit
+def _through_norm(d_y, normed, factor, gain, inside, size):
+    """The gradient of a layer norm's input for the gradient *d_y* of its output."""
+    d_normed = tl.where(inside, d_y * gain, 0.0)
+    return factor * (d_normed - tl.sum(d_normed) / size - normed * (tl.sum(d_normed * normed) / size))
+
+
+@triton.jit(do_not_specialize=["row", "first"])
+def _append_normed(entry, gain, bias, entries, weights, y, row, first, size, values, eps,
+                   WIDTH: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    at, places = tl.program_id(0).to(tl.int64) * size, tl.arange(0, WIDTH)
+    inside = places < size
+    normed, _ = _normed(entry + at, places, inside, size, eps, WIDE)
+    new = normed * tl.load(gain + places, mask=inside, other=0.0).to(WIDE)
+    new = (new + tl.load(bias + places, mask=inside, other=0.0).to(WIDE)).to(entries.dtype.element_ty)
+    tl.store(entries + tl.cast(row, tl.int64) * values + at + places, new, mask=inside)
+    total = tl.load(weights + row) * new.to(WIDE)
+    old = entries + tl.cast(first, tl.int64) * values + at + places
+    for k in range(first, row):
+        total += tl.load(weights + k) * tl.load(old, mask=inside, other=0.0).to(WIDE)
+        old += values
+    tl.store(y + at + places, total.to(y.dtype.element_ty), mask=inside)
+
+
+def append_normed(
+    entry: Tensor, gain: Tensor, bias: Tensor, eps: float, entries: Tensor, weights: Tensor, row: int, first: int
+) -> Tensor:
+    """:func:`append_row` of LN(*entry*), with the norm over the last dimension."""
+    y, size = torch.empty_like(entry), entry.size(-1)
+    with torch.cuda.device_of(entry):
+        _append_normed[(entry.numel() // size,)](
+            entry, gain, bias, entries, weights, y, row, first, size, entry.numel(), eps,
+            WIDTH=triton.next_power_of_2(size), WIDE=_wide(entry),
+        )  # fmt: skip
+    return y
+
+
+@triton.jit(do_not_specialize=["row", "first"])
+def _pull_normed(grad, entry, gain, grads, weights, d_entry, sums, row, first, rows, size, values, eps,
+                 WIDTH: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    program, places = tl.program_id(0), tl.arange(0, WIDTH)
+    inside = places < size
+    factor_of = tl.load(gain + places, mask=inside, other=0.0).to(WIDE)
+    d_gain, d_bias = tl.zeros([WIDTH], dtype=WIDE), tl.zeros([WIDTH], dtype=WIDE)
+    for position in range(program, rows, tl.num_programs(0)):
+        at = tl.cast(position, tl.int64) * size
+        new = tl.load(grad + at + places, mask=inside, other=0.0)
+        tl.store(grads + tl.cast(row, tl.int64) * values + at + places, new, mask=inside)
+        total = tl.load(weights + row) * new.to(WIDE)
+        old = grads + tl.cast(first, tl.int64) * values + at + places
+        for k in range(first, row):
+            total += tl.load(weights + k) * tl.load(old, mask=inside, other=0.0).to(WIDE)
+            old += values
+        normed, factor = _normed(entry + at, places, inside, size, eps, WIDE)
+        value = _through_norm(total, normed, factor, factor_of, inside, size)
+        tl.store(d_entry + at + places, value.to(d_entry.dtype.element_ty), mask=inside)
+        d_gain, d_bias = d_gain + total * normed, d_bias + total
+    tl.store(sums + program * 2 * size + places, d_gain, mask=inside)
+    tl.store(sums + program * 2 * size + size + places, d_bias, mask=inside)
+
+
+def pull_normed(
+    grad: Tensor, entry: Tensor, gain: Tensor, eps: float, grads: Tensor, weights: Tensor, row: int, first: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of *entry*, *gain* and the bias of :func:`append_normed`.
+
+    Args:
+        grad: the gradient of x, contiguous; it becomes row *row* of *grads*
+        grads: the gradients of later rows, first; R x M
+        weights: R, of the rows of *grads*
+    """
+    size = entry.size(-1)
+    rows, d_entry = entry.numel() // size, torch.empty_like(entry)
+    programs, wide = min(rows, PROGRAMS), torch.promote_types(entry.dtype, torch.float32)
+    sums = torch.empty(programs, 2, size, dtype=wide, device=entry.device)
+    with torch.cuda.device_of(entry):
+        _pull_normed[(programs,)](
+            grad, entry, gain, grads, weights, d_entry, sums, row, first, rows, size, entry.numel(), eps,
+            WIDTH=triton.next_power_of_2(size), WIDE=_wide(entry),
+        )  # fmt: skip
+    d_gain, d_bias = sums.sum(0).to(gain.dtype).unbind(0)
+    return d_entry, d_gain, d_bias
+
+
+@triton.jit
+def _gate(x, weight, bias, places, inside, size, eps, WIDE: tl.constexpr):
+    """The input of a gate, normalised and after the sigmoid, and the factor of its norm."""
+    normed, factor = _normed(x, places, inside, size, eps, WIDE)
     gain = tl.load(weight + places, mask=inside, other=0.0).to(WIDE)
     shift = tl.load(bias + places, mask=inside, other=0.0).to(WIDE)
     return normed, 1.0 / (1.0 + tl.exp(-(normed * gain + shift))), factor, gain
@@ -80,9 +170,7 @@ def _cell_forward(x, weight, bias, h, old, out, cell, size, eps, WIDTH: tl.const
 def _gate_backward(d_gate, gate, normed, factor, gain, d_x, places, inside, size):
     """Store the gradient of a gate's input; return the gradient of the sigmoid's input."""
     d_z = d_gate * gate * (1.0 - gate)
-    d_normed = tl.where(inside, d_z * gain, 0.0)
-    mean, slope = tl.sum(d_normed) / size, tl.sum(d_normed * normed) / size
-    value = factor * (d_normed - mean - normed * slope)
+    value = _through_norm(d_z, normed, factor, gain, inside, size)
     tl.store(d_x + places, value.to(d_x.dtype.element_ty), mask=inside)
     return d_z
 
