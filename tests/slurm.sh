@@ -12,6 +12,18 @@ if ! command -v slurmctld munged >/dev/null; then
 fi
 dir=$(mktemp -d /tmp/slurm.XXXXXX)
 host=$(hostname -s)
+# three neighbouring free ports
+port=$(python3 - <<'END'
+import contextlib, random, socket
+while True:
+    first = random.randrange(16000, 32000)
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        for number in range(3):
+            stack.enter_context(socket.socket()).bind(("127.0.0.1", first + number))
+        print(first)
+        break
+END
+)
 cat >"$dir/slurm.conf" <<END
 ClusterName=test
 SlurmctldHost=$host(127.0.0.1)
@@ -28,12 +40,12 @@ SlurmctldPidFile=$dir/slurmctld.pid
 SlurmdPidFile=$dir/%n.pid
 SlurmctldLogFile=$dir/slurmctld.log
 SlurmdLogFile=$dir/%n.log
-SlurmctldPort=16817
+SlurmctldPort=$port
 SlurmdParameters=config_overrides
 ReturnToService=2
 MpiDefault=none
 KillWait=60
-NodeName=n[1-2] NodeHostname=$host NodeAddr=127.0.0.1 Port=[16818-16819] CPUs=4 State=UNKNOWN
+NodeName=n[1-2] NodeHostname=$host NodeAddr=127.0.0.1 Port=[$((port + 1))-$((port + 2))] CPUs=4 State=UNKNOWN
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 END
 export SLURM_CONF=$dir/slurm.conf
