@@ -558,6 +558,7 @@ def test_table_and_picture_of_what_is_there(finished, modules, tmp_path, monkeyp
     text = modules.table.write(folder, rows, modules.results.facts(rows))
     lines = text.splitlines()
     assert len({len(line) for line in lines[:5]}) == 1 and len({line.count("|") for line in lines[:5]}) == 1
+    assert "source gain" not in lines[0], "no run has it"
     assert "| 9.000 [8.000, 10.000] |" in lines[2] and "1 of 3 (1 FAILED)" in lines[4]
     assert "- FAILED: worse, seed 2: stage 4 (train) failed: loss is NaN" in lines
     assert "seeds 1, 2, 3" in text
