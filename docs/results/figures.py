@@ -148,7 +148,6 @@ COLUMNS = {
         f"{run['parts']['reporting']['bleu']:.2f}" for run in runs(record)[system].values()),
     "source gain": spread("source_gain", 2, ends=False),
     "- plain": lambda record, system: difference(record, system, "pre") if system != "pre" else "",
-    "- DLCL": lambda record, system: difference(record, system, "dlcl") if system != "dlcl" else "",
     "p (Holm)": lambda record, system: holm(record, "pre").get(system, ""),
 }
 
@@ -249,15 +248,13 @@ TABLES = {
         "the same, computation of 24 layers": "completep_6-updates7290", "CompleteP, 24 layers": "completep_24",
         "CompleteP, 6 layers of width 128": "completep_6-width128", "plain, 6 layers": "plain_6",
         "plain, 24 layers": "plain_24", "DLCL, 6 layers": "dlcl_6", "DLCL, 24 layers": "dlcl_24"}),
-    "completep-6-24": lambda: of_runs("completep-6-24", SCORES, {
-        "6 layers": "completep_6", "24 layers": "completep_24"}),
     "control-task": lambda: of_runs("control-task", [*SCORES[:-1], "source gain"], {
         "2 layers": "pre_2", "8 layers": "pre_8"}),
     "dlcl-ablations": lambda: of_runs("dlcl-ablations", ["parameters", "valid loss", "BLEU", "chrF"], {
         "DLCL": "dlcl_20", "`--dlcl-no-norm`": "nonorm", "`--dlcl-fixed --dlcl-no-norm` (1/N)": "thirdnonorm",
         "`--dlcl-fixed` (1/N)": "third", "`--dlcl-init one --dlcl-fixed`": "one", "plain pre-norm": "pre_20"}),
     "modern": lambda: of_runs(
-        "modern-methods", ["rate", "parameters", "valid loss, mean", "BLEU", "- plain", "p (Holm)", "- DLCL"], MODERN),
+        "modern-methods", ["rate", "parameters", "valid loss, mean", "BLEU", "- plain", "p (Holm)"], MODERN),
     "lstm": lambda: of_runs("lstm", ["parameters", "valid loss", "BLEU", "chrF", "source gain"], {
         f"{name}, {layers}": f"{key}{suffix}" for name, key in (("plain pre-norm", "pre"), ("depth-wise LSTM", "lstm"))
         for layers, suffix in (("3 + 3", "_3_3"), ("6 + 6", "_6"), ("12 + 12", "_12_12"))}),

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 INIT_FLAGS = ("deep_init", *(f"{side}_deep_init" for side in SIDES))
 
+
 def look_at(args: Any) -> bool:
     """Check the flags of a command line or of a configuration; flags of a checkpoint are not checked.
 
@@ -52,17 +53,20 @@ def look_at(args: Any) -> bool:
                 args[name] = value
     return True
 
+
 def has_old_query(old: Any) -> bool:
     """Return whether a checkpoint of the LSTM or RNN with flags *old* has the query LN(S): see ``lstm.md``."""
     merges = old.get("lstm_merge") == "two" or DECODER_ATTENTIONS.get(old.get("decoder_attn") or "self").parallel
     method = old.get("decoder_layer_agg") or old.get("layer_agg")
     return method in ("lstm", "rnn") and not merges and not old.get("lstm_attn_residual")
 
+
 def _init_options() -> dict:
     """Return the flags of initialisations and their options, with the value to use if a checkpoint lacks the flag."""
     flags = argparse.Namespace(**dict.fromkeys(hydra.known_flags(), 0))
     options = {f"{INITS.prefix(name)}_{option}" for name in INITS.names() for option in INITS.options(flags, name)}
     return {**dict.fromkeys(options), **dict.fromkeys(INIT_FLAGS), "deep_init": SIDED["deep_init"][1]}
+
 
 def _keep_flags(flags: argparse.Namespace) -> None:
     """Keep the initialisation of a resumed run, and the query of the LSTM's attention also of a fine-tuned model."""
@@ -85,6 +89,7 @@ def _keep_flags(flags: argparse.Namespace) -> None:
         logger.info(f"{path}: the query of its attention to the source has no residual connection, so nor has this one")
     if given and resumes:
         _keep_inits(flags, given, path, old)
+
 
 def _keep_inits(flags: argparse.Namespace, given: list[str], path: str, old: dict[str, Any]) -> None:
     """Replace ``--deep-init`` when a run is resumed: the checkpoint records the initialisation of its weights."""
