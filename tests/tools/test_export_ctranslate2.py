@@ -13,7 +13,7 @@ from fairseq.data import Dictionary
 
 from fairseq_deep import cli
 from fairseq_deep.tools.alternatives import OTHERS
-from tests.helpers.commands import PACKAGE, run, train_command
+from tests.helpers.commands import run, train_command
 from tests.helpers.docs import code_of
 from tests.helpers.exports import write_model
 from tests.helpers.models import make_dictionary
@@ -270,23 +270,6 @@ def test_the_code_in_the_documentation_translates_as_translate_does(recipe, tmp_
         exec(code.replace("The old house is beautiful.", line), {})
         found += capsys.readouterr().out.splitlines()
     assert found == again == want and len({*found}) > 15
-
-
-def test_the_benchmark_of_agreement_counts(recipe, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(PACKAGE.parent / "benchmarks")
-    import ctranslate2_agreement as benchmark
-
-    words = [recipe, "--input", recipe / "text/raw/test.en", "--sentences", 20]
-    table = benchmark.run(benchmark.read_arguments([str(word) for word in words]), str(tmp_path))
-    assert table.splitlines()[1].split()[:4] == ["test.en", "20", "20", "100.00%"]
-    ours = [(["a"], 0.5), (["b", "c"], 0.2), (["d"], 0.1)]
-    row = benchmark.compare(["x"] * 3, Fixed(ours), Fixed([*ours[:2], (["e"] * 9, 0.3)]), 9)
-    assert row[:6] == ["3", "2", "66.66%", "1", "2.0e-01", "0.0e+00"]
-
-
-class Fixed:
-    def __init__(self, found):
-        self.units = lambda lines: found
 
 
 def failing(spec, folder):
