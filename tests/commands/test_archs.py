@@ -11,7 +11,7 @@ from fairseq_deep.plugin import architectures, compat
 from fairseq_deep.plugin.architectures import resolved_presets
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.tools import archs, flags
-from fairseq_deep.tools.export import own_flags
+from fairseq_deep.tools.fairseq_format import own_flags
 
 
 def test_archs_selects_by_wildcard_in_natural_order():
