@@ -112,20 +112,19 @@ class TargetCache(nn.Module):
         incremental_state[self._state] = {"cache": cache, "buffer": buffer}
         return cache
 
-    def extend(self, incremental_state: dict, like: Tensor, shape: Sequence[int]) -> tuple[Tensor, int]:
+    def extend(self, incremental_state: dict, like: Tensor, shape: Sequence[int]) -> Tensor:
         """Make room for new keys and values of *shape* (2 x B x H x N x D), which the caller fills in.
 
         Returns:
-            the buffer, and their first index in its fourth dimension
+            the buffer; the new entries follow the earlier ones
         """
         saved = incremental_state.get(self._state)
         cache, buffer = (None, None) if saved is None else (saved["cache"], saved["buffer"])
-        past = 0 if cache is None else cache.size(3)
-        length = past + shape[3]
+        length = shape[3] + (0 if cache is None else cache.size(3))
         if buffer is None or buffer.size(3) < length:
             buffer = with_room(cache, buffer, like, shape)
         incremental_state[self._state] = {"cache": buffer.narrow(3, 0, length), "buffer": buffer}
-        return buffer, past
+        return buffer
 
     def length(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> int:
         """Return the number of keys so far, summed over the hypotheses if they share the cache."""

@@ -19,6 +19,16 @@ def _wide(tensor: Tensor) -> tl.dtype:
     return tl.float64 if tensor.dtype == torch.float64 else tl.float32
 
 
+@triton.jit
+def _add_rows(total, rows, weights, first, last, size, inside, WIDE: tl.constexpr):
+    """Add sum_k w_k h_k over the rows k = *first* ... *last* - 1, each of *size* values, to *total*."""
+    rows += tl.cast(first, tl.int64) * size
+    for k in range(first, last):
+        total += tl.load(weights + k) * tl.load(rows, mask=inside, other=0.0).to(WIDE)
+        rows += size
+    return total
+
+
 @triton.jit(do_not_specialize=["row", "first"])
 def _append_row(entry, entries, weights, y, row, first, size, BLOCK: tl.constexpr, WIDE: tl.constexpr):
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -26,10 +36,7 @@ def _append_row(entry, entries, weights, y, row, first, size, BLOCK: tl.constexp
     new = tl.load(entry + places, mask=inside)
     tl.store(entries + tl.cast(row, tl.int64) * size + places, new, mask=inside)
     total = tl.load(weights + row) * new.to(WIDE)
-    old = entries + tl.cast(first, tl.int64) * size + places
-    for k in range(first, row):
-        total += tl.load(weights + k) * tl.load(old, mask=inside).to(WIDE)
-        old += size
+    total = _add_rows(total, entries + places, weights, first, row, size, inside, WIDE)
     tl.store(y + places, total.to(y.dtype.element_ty), mask=inside)
 
 
@@ -75,10 +82,7 @@ def _append_normed(entry, gain, bias, entries, weights, y, row, first, size, val
     new = (new + tl.load(bias + places, mask=inside, other=0.0).to(WIDE)).to(entries.dtype.element_ty)
     tl.store(entries + tl.cast(row, tl.int64) * values + at + places, new, mask=inside)
     total = tl.load(weights + row) * new.to(WIDE)
-    old = entries + tl.cast(first, tl.int64) * values + at + places
-    for k in range(first, row):
-        total += tl.load(weights + k) * tl.load(old, mask=inside, other=0.0).to(WIDE)
-        old += values
+    total = _add_rows(total, entries + at + places, weights, first, row, values, inside, WIDE)
     tl.store(y + at + places, total.to(y.dtype.element_ty), mask=inside)
 
 
@@ -107,10 +111,7 @@ def _pull_normed(grad, entry, gain, grads, weights, d_entry, sums, row, first, r
         new = tl.load(grad + at + places, mask=inside, other=0.0)
         tl.store(grads + tl.cast(row, tl.int64) * values + at + places, new, mask=inside)
         total = tl.load(weights + row) * new.to(WIDE)
-        old = grads + tl.cast(first, tl.int64) * values + at + places
-        for k in range(first, row):
-            total += tl.load(weights + k) * tl.load(old, mask=inside, other=0.0).to(WIDE)
-            old += values
+        total = _add_rows(total, grads + at + places, weights, first, row, values, inside, WIDE)
         normed, factor = _normed(entry + at, places, inside, size, eps, WIDE)
         value = _through_norm(total, normed, factor, factor_of, inside, size)
         tl.store(d_entry + at + places, value.to(d_entry.dtype.element_ty), mask=inside)

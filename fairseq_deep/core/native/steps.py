@@ -46,7 +46,7 @@ class NativeAttention:
     def _target(self, x: Tensor, context: Any) -> KeysStruct:
         """Return the keys of the target, with room for new ones."""
         step, (heads, dim) = context.native.struct, self._heads
-        buffer, _ = self._cache.extend(context.cache, x, (2, step.sentences, heads, step.beam, dim))
+        buffer = self._cache.extend(context.cache, x, (2, step.sentences, heads, step.beam, dim))
         if self._rotary is not None:
             context.native.rotate(self._rotary)
         return KeysStruct(buffer.data_ptr(), buffer.stride(0), buffer.size(3))
