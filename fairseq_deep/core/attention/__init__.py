@@ -9,7 +9,8 @@ from .building import self_attention
 from .decoder import DECODER_ATTENTIONS
 from .encoder import ENCODER_ATTENTIONS
 from .hypothesis_state import HypothesisState
-from .multihead import AttentionOptions, MultiheadAttention
+from .multihead import MultiheadAttention
+from .options import AttentionOptions
 from .ssru import Ssru
 from .target import TargetAttention
 from .value_residual import FirstValues

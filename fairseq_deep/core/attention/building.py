@@ -5,7 +5,8 @@ from dataclasses import replace
 from fairseq_deep.core.norms import make_norm
 from fairseq_deep.core.stack import Stack
 
-from .multihead import AttentionOptions, MultiheadAttention
+from .multihead import MultiheadAttention
+from .options import AttentionOptions
 
 
 def attention_options(stack: Stack, bias: bool = True) -> AttentionOptions:

@@ -48,7 +48,8 @@ from fairseq_deep.core.stack import Stack
 
 from .building import attention_options
 from .encoder import ENCODER_ATTENTIONS, SelfOfSource
-from .multihead import AttentionOptions, MultiheadAttention
+from .multihead import MultiheadAttention
+from .options import AttentionOptions
 
 LENGTH = 16
 """Default of ``--luna-length``, the number of rows of p."""

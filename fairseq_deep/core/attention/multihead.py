@@ -14,8 +14,6 @@ Names here: ``q_proj``, ``k_proj``, ``v_proj``, ``out_proj`` as in fairseq; ``re
 position sees later ones.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,42 +28,12 @@ from .cache import SourceCache, TargetCache
 from .groups import as_bias, as_heads, as_queries
 from .joined import join_projections
 from .masks import future_mask, padding_bias
+from .options import PLAIN, AttentionOptions
 from .products import attend_fused, attend_plainly, attention_weights, fuses_steps, trains_plainly
 from .relative import all_distances, relative_values, score_distances, step_distances
 from .rotary import RotaryPositions
 from .steps import by_column, step_rows, takes_rows
 from .value_residual import FirstValues, ValueResidual
-
-
-@dataclass(frozen=True)
-class AttentionOptions:
-    """Options of :class:`MultiheadAttention`.
-
-    Attributes:
-        dropout: probability of dropout on the attention weights
-        bias: whether the four projections have a bias
-        relative_positions: the clipping distance K of relative positions (self-attention only); None for none
-        relative_values: relative positions also have vectors for the values
-        causal: no position sees later ones, which then need no relative positions
-        kv_heads: number of heads of keys and values, a divisor of the number of heads; None: the same number
-        rotary: positions that the table of rotations has room for (self-attention only); None for no rotations
-        qk_norm: normalise queries and keys
-        gate: gate the output per head ("heads") or per feature ("features"); None for no gate
-        output_norm: the norm of the output of the heads; None for none
-        value_residual: the values of the first layer are added to its own (self-attention only)
-    """
-
-    dropout: float = 0.0
-    bias: bool = True
-    relative_positions: int | None = None
-    relative_values: bool = False
-    causal: bool = False
-    kv_heads: int | None = None
-    rotary: int | None = None
-    qk_norm: bool = False
-    gate: str | None = None
-    output_norm: nn.Module | None = None
-    value_residual: bool = False
 
 
 class MultiheadAttention(nn.Module):
@@ -80,9 +48,7 @@ class MultiheadAttention(nn.Module):
 
     kernels = NativeAttention
 
-    def __init__(
-        self, dim: int, num_heads: int, kdim: int | None = None, options: AttentionOptions = AttentionOptions()
-    ):
+    def __init__(self, dim: int, num_heads: int, kdim: int | None = None, options: AttentionOptions = PLAIN):
         super().__init__()
         self.num_heads, self.kv_heads = num_heads, options.kv_heads or num_heads
         self.head_dim = dim // num_heads
