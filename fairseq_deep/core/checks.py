@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from .alignment import check_alignment
 from .languages import check_languages
 from .registry import UsageError
-from .stack import Stack
+from .stack import MethodConfig, Stack
 
 UNSUPPORTED = (
     "cross_self_attention", "encoder_xformers_att_config", "decoder_xformers_att_config", "base_layers", "char_inputs",
@@ -106,6 +106,23 @@ def excluded_flags(stack: Stack) -> Iterator[tuple[str, str, list[str]]]:
     yield "positions", "replaces absolute positions", [f"{side}_learned_pos"]
 
 
+def unused_flags(flags: Any, aggregators: dict[str, MethodConfig]) -> dict[str, Any]:
+    """Return the flags of fairseq that have no effect with *aggregators* (by side), with their no-op values.
+
+    Raises:
+        UsageError: *flags* have another value of such a flag
+    """
+    found = {}
+    for side, chosen in aggregators.items():
+        for name, (value, cure) in chosen.method.unused_flags.items():
+            if "{side}" in name or all(name in other.method.unused_flags for other in aggregators.values()):
+                flag = name.format(side=side)
+                if getattr(flags, flag, None) not in (None, value):
+                    raise UsageError(f"{_dashed(flag)} has no effect: --layer-agg {chosen.name} {cure}")
+                found[flag] = value
+    return found
+
+
 def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
     """Reject flags of fairseq that the methods of *stacks* do not support.
 
@@ -116,6 +133,7 @@ def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
         if _given(flags, flag):
             raise UsageError(f"{_dashed(flag)} is not supported by the layers of this package; omit it")
     _check_compile(flags)
+    unused_flags(flags, {side: stack.aggregator for side, stack in stacks.items()})
     for stack in stacks.values():
         _check_encoder_only(flags, stack, stacks["encoder"])
         check_languages(stack)

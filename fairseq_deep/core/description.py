@@ -123,8 +123,6 @@ def _numbers(flags: Any, side: str) -> Stack:
         "output_dim": get("decoder_output_dim"),
         "final_norm": not get("no_decoder_final_norm", False),
         "tied_output": bool(get("share_all_embeddings") or get("share_decoder_input_output_embed")),
-        "pads_right": getattr(flags, "left_pad_target", None) is False,
-        "aligns": bool(get("load_alignments")),
         "alignment_layer": get("alignment_layer"),
         "alignment_heads": get("alignment_heads"),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,7 +28,7 @@ class TransformerStack(nn.Module):
         init: the initialisation method
         layers: the layers, or if layers are split, the modules of their sub-layers
         layer_drop: chooses the layers that run
-        aggregator: the method that connects the layers, registered as ``history``, its name in checkpoints
+        aggregator: the method that connects the layers; checkpoints call it ``history``
         layer_norm: the norm at the end of a pre-norm stack
     """
 
@@ -50,12 +51,10 @@ class TransformerStack(nn.Module):
         normalises = stack.pre_norm and stack.final_norm and stack.layout.final_norm
         self.layer_norm = make_norm(stack) if normalises else None
         self._build_output()
-        self.history = stack.aggregator.build(stack)
+        self.aggregator = stack.aggregator.build(stack)
+        self._register_state_dict_hook(_name_history)
+        self._register_load_state_dict_pre_hook(_name_aggregator)
         self.register_buffer("version", torch.tensor([3.0]))  # version of fairseq's checkpoint format
-
-    @property
-    def aggregator(self) -> nn.Module:
-        return self.history
 
     def _build_input(self) -> None:
         """Build modules between the embeddings and the positions."""
@@ -72,3 +71,16 @@ class TransformerStack(nn.Module):
         """Return the maximum number of tokens per sentence."""
         own = self.stack.max_positions
         return own if self.embed_positions is None else min(own, self.embed_positions.max_positions)
+
+
+def _rename(state: dict[str, Any], old: str, new: str) -> None:
+    for key in [key for key in state if key.startswith(old)]:
+        state[new + key.removeprefix(old)] = state.pop(key)
+
+
+def _name_history(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    _rename(state, f"{prefix}aggregator.", f"{prefix}history.")
+
+
+def _name_aggregator(state: dict[str, Any], prefix: str, *others: Any) -> None:
+    _rename(state, f"{prefix}history.", f"{prefix}aggregator.")

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import types
+from collections.abc import Callable
 from typing import Any
 
 from fairseq.data import Dictionary
@@ -24,6 +25,7 @@ from fairseq_deep.core.description import AXES
 from fairseq_deep.core.registry import UsageError, nearest
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.plugin.models.first_look import look_at
+from fairseq_deep.plugin.models.hydra import is_filled
 from fairseq_deep.plugin.models.legacy import ALIASES, translate_flags
 from fairseq_deep.plugin.models.unused_flags import settle_unused_flags
 
@@ -100,12 +102,6 @@ def _apply_twin(stock: str, args: argparse.Namespace) -> None:
     ARCH_CONFIG_REGISTRY[stock](args)
 
 
-for _twin, _stock in TWINS.items():
-    register_model_architecture("deep_transformer", _twin)(functools.partial(_apply_twin, _stock))
-
-for _row in ARCHITECTURES.values():
-    register_model_architecture("deep_transformer", _row.name)(_row.apply)
-
 
 def _apply_alias(alias: str, args: argparse.Namespace) -> None:
     name, flags = ALIASES[alias]
@@ -118,8 +114,18 @@ def _apply_alias(alias: str, args: argparse.Namespace) -> None:
     ARCHITECTURES[name].apply(args)
 
 
-for _alias in ALIASES:
-    register_model_architecture("deep_transformer", _alias)(functools.partial(_apply_alias, _alias))
+def _apply_once(apply: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> None:
+    """Run an architecture function, unless the flags are complete: fairseq also calls it when it builds a model."""
+    if not is_filled(args):
+        apply(args)
+
+
+for _name, _apply in {
+    **{twin: functools.partial(_apply_twin, stock) for twin, stock in TWINS.items()},
+    **{name: row.apply for name, row in ARCHITECTURES.items()},
+    **{alias: functools.partial(_apply_alias, alias) for alias in ALIASES},
+}.items():
+    register_model_architecture("deep_transformer", _name)(functools.partial(_apply_once, _apply))
 
 
 def list_archs(pattern: str = "*") -> list[str]:

@@ -213,7 +213,7 @@ def test_gradient_norm_of_every_layer(name, flags, aggregators, build, batch):
         expected = [math.hypot(*single[start : start + modules]) for start in range(0, len(single), modules)]
         assert norms[side] == pytest.approx(expected, rel=1e-4) and min(expected) > 0
     for side in aggregators:
-        assert norms[f"{side}_aggregator"] == pytest.approx([by_name(model, f"{side}.history.")], rel=1e-4)
+        assert norms[f"{side}_aggregator"] == pytest.approx([by_name(model, f"{side}.aggregator.")], rel=1e-4)
     both = math.hypot(by_name(model, "encoder.embed_tokens"), by_name(model, "decoder.embed_tokens"))
     assert norms["embedding"] == pytest.approx([both], rel=1e-4)
 
@@ -232,7 +232,7 @@ def test_gradients_of_two_precisions_have_norms_in_fp32_or_better(build):
     """As under --fp16, where the weights of DLCL stay in fp32."""
     model = build(DLCL)
     for name, parameter in model.named_parameters():
-        parameter.data = parameter.data.to(torch.float32 if name.endswith("history.weight") else torch.bfloat16)
+        parameter.data = parameter.data.to(torch.float32 if name.endswith("aggregator.weight") else torch.bfloat16)
         parameter.grad = torch.ones_like(parameter)
     size = sum(parameter.numel() for parameter in model.encoder.aggregator.parameters())
     assert layer_gradient_norms(model)["encoder_aggregator"] == pytest.approx([math.sqrt(size)], rel=1e-2)

@@ -44,7 +44,7 @@ class NativeDecoder:
 
     def _whole(self, decoder: nn.Module, reads: Reads) -> DecoderStruct | None:
         projects = any(reads(decoder, f"project_{name}_dim") is not None for name in ("in", "out"))
-        if projects or not reads(decoder, "history").running_sum:
+        if projects or not reads(decoder, "aggregator").running_sum:
             return None
         struct = DecoderStruct(ctypes.addressof(self._addresses), len(self.layers))
         struct.embedding, struct.scale = reads.address(reads(decoder, "embed_tokens"), "weight"), decoder.embed_scale

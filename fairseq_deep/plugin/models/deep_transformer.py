@@ -11,9 +11,10 @@ import copy
 import logging
 import os
 import re
+from dataclasses import replace
 
 from fairseq.models import register_model
-from fairseq.models.transformer import TransformerModel, base_architecture
+from fairseq.models.transformer import TransformerConfig, TransformerModel
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from fairseq_deep.core.decoding import pack_linear
 from fairseq_deep.core.description import SIDES, add_args, describe
 from fairseq_deep.core.dropout import speed_up_dropout
 from fairseq_deep.core.inits.walk import initialise
+from fairseq_deep.core.stack import Stack
 from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.plugin.training import check_device, check_exact, keep_memory, mark_matrices, set_factors
 
@@ -107,21 +109,22 @@ class DeepTransformerModel(Transformer, TransformerModel):
             args = OmegaConf.to_container(args, resolve=True)
         # a copy: values derived from the flags must not be saved as flags
         args = argparse.Namespace(**(args if isinstance(args, dict) else vars(args)))
-        base_architecture(args)
         check_sizes(args, task)
         remember(task, allow_other)
-        task_flags = getattr(task, "cfg", None) or getattr(task, "args", None)
-        for flag in ("left_pad_target", "load_alignments"):
-            if hasattr(task_flags, flag):
-                setattr(args, flag, getattr(task_flags, flag))
-        args.stacks = describe(args)
-        check_flags(args, args.stacks)
-        model = super().build_model(args, task)
+        stacks = describe(args)
+        check_flags(args, stacks)
+        settings = getattr(task, "cfg", None) or getattr(task, "args", None)
+        stacks["decoder"] = replace(
+            stacks["decoder"],
+            pads_right=getattr(settings, "left_pad_target", None) is False,
+            aligns=bool(getattr(settings, "load_alignments", None)),
+        )
+        model = cls._build(stacks, task, TransformerConfig.from_namespace(args))
         check_exact(run, model)
         model._initialise(args)
         if source is not None:
             order = getattr(args, "init_from_order", None) or ORDERS[0]
-            initialise_from(model, source, args.stacks, task, allow_other, order)
+            initialise_from(model, source, stacks, task, allow_other, order)
         if tags:
             model.encoder.language_index.set_tags(tags)
         model.log_depth_interval = getattr(args, "log_depth_interval", None) or 0
@@ -140,6 +143,22 @@ class DeepTransformerModel(Transformer, TransformerModel):
         found = super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
         found.__class__ = HubInterface  # a second one would prepare the models again
         return found
+
+    @classmethod
+    def _build(cls, stacks: dict[str, Stack], task, cfg: TransformerConfig):
+        """Build the model of *stacks*, untrained."""
+        dictionaries = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
+        tables = {}
+        for side, dictionary in dictionaries.items():
+            if side == "decoder" and cfg.share_all_embeddings:
+                tables[side] = tables["encoder"]
+            else:
+                tables[side] = cls.build_embedding(cfg, dictionary, stacks[side].dim, getattr(cfg, side).embed_path)
+        encoder, decoder = (
+            kind(stacks, dictionaries[side], tables[side], cfg)
+            for side, kind in (("encoder", DeepTransformerEncoder), ("decoder", DeepTransformerDecoder))
+        )
+        return cls(cfg, encoder, decoder)
 
     def _initialise(self, args) -> None:
         """Initialise the weights with the initialisations of both stacks."""
@@ -209,14 +228,6 @@ class DeepTransformerModel(Transformer, TransformerModel):
     def _is_logged(self) -> bool:
         """Return whether the depth record of the current update is logged."""
         return bool(self.log_depth_interval) and (self.num_updates + 1) % self.log_depth_interval == 0
-
-    @classmethod
-    def build_encoder(cls, args, src_dict, embed_tokens):
-        return DeepTransformerEncoder(args, src_dict, embed_tokens)
-
-    @classmethod
-    def build_decoder(cls, args, tgt_dict, embed_tokens):
-        return DeepTransformerDecoder(args, tgt_dict, embed_tokens)
 
     def load_state_dict(
         self,

@@ -38,8 +38,6 @@ def look_at(args: Any) -> bool:
             check_training(args)
             _keep_flags(args)
         return new
-    if hydra.is_filled(args):
-        return False
     hydra.flatten(args)
     flags = hydra.flags_of_run(args)
     if not hasattr(flags, "ddp_backend"):

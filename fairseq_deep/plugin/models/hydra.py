@@ -38,8 +38,8 @@ def known_flags() -> dict[str, argparse.Action | None]:
 
 
 def is_filled(config: Any) -> bool:
-    """Return whether an architecture has already set the flags of *config*, as in a checkpoint."""
-    return _filled() <= set(config)
+    """Return whether an architecture has already set the flags of *config*, a namespace or a configuration."""
+    return _filled() <= set(vars(config) if isinstance(config, argparse.Namespace) else config)
 
 
 def flatten(config: Any) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.decoder import Decoder
 from fairseq_deep.core.encoder import Encoder
+from fairseq_deep.core.stack import Stack
 
 
 def add_noise(layers: nn.Module, noise: tuple[float, int]) -> None:
@@ -32,12 +33,13 @@ class DeepTransformerEncoder(Encoder, FairseqEncoder):
     """:class:`Encoder` with fairseq's dictionary.
 
     Args:
-        cfg: fairseq's configuration, with the descriptions of both stacks as ``stacks``
+        stacks: descriptions of both stacks, by side
         dictionary, embed_tokens: of the source
+        cfg: fairseq's configuration
     """
 
-    def __init__(self, cfg, dictionary, embed_tokens: nn.Embedding):
-        super().__init__(cfg.stacks["encoder"], embed_tokens, cfg.stacks["decoder"])
+    def __init__(self, stacks: dict[str, Stack], dictionary, embed_tokens: nn.Embedding, cfg):
+        super().__init__(stacks["encoder"], embed_tokens, stacks["decoder"])
         self.dictionary = dictionary
         self.quant_noise = _noisy_embedding(self, cfg)
 
@@ -52,14 +54,14 @@ class DeepTransformerDecoder(Decoder, FairseqIncrementalDecoder):
     """:class:`Decoder` with fairseq's dictionary and its adaptive softmax.
 
     Args:
-        cfg: see :class:`DeepTransformerEncoder`
+        stacks, cfg: see :class:`DeepTransformerEncoder`
         dictionary, embed_tokens: of the target
     """
 
     onnx_trace = False
 
-    def __init__(self, cfg, dictionary, embed_tokens: nn.Embedding):
-        super().__init__(cfg.stacks["decoder"], embed_tokens)
+    def __init__(self, stacks: dict[str, Stack], dictionary, embed_tokens: nn.Embedding, cfg):
+        super().__init__(stacks["decoder"], embed_tokens)
         self.dictionary = dictionary
         self.quant_noise = _noisy_embedding(self, cfg)
         self.adaptive_softmax = None
