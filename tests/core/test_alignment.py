@@ -48,7 +48,8 @@ def test_loss_and_gradients_are_those_of_transformer_align(norm, flags, build, d
     name = f"transformer_{norm}_6l"
     flags = {**tiny_flags(name), "share_all_embeddings": True, "alignment_layer": 3, **flags}
     aligner = fairseq_transformer(dictionary, norm, TransformerAlignModel, **flags)
-    model = build(name, **flags, load_alignments=True)
+    model = build(name, **flags)
+    model.decoder.aligns = True  # as with --load-alignments
     model.load_state_dict(aligner.state_dict())
     sample = aligned(dictionary)
     (ours, our_share, gradients), (theirs, share, expected) = (measure(m, sample, dictionary) for m in (model, aligner))
