@@ -12,7 +12,7 @@ from fairseq_deep.errors import UsageError
 
 from . import other_formats, packaged
 from .dictionary import SPECIAL, Dictionary
-from .exported import CTRANSLATE2, codes_in, program_of, read_record
+from .exported import CTRANSLATE2, program_of, read_record
 from .records import AGAIN, CHECKPOINTS, RERUN, RESULT, SEARCH, SEARCHED, STEPS, read_json
 from .text import TextSteps, is_pieces
 
@@ -34,6 +34,7 @@ class Bundle:
         beam, lenpen, max_len_a, max_len_b: search settings of the model's experiment; None if not recorded
         gnmt_lenpen: whether the length penalty is GNMT's
         program: the program that reads the directory *checkpoint*, `CTRANSLATE2` or `TRANSFORMERS`; "": this package
+        facts: fields of :class:`ModelFacts` of an export for another program
     """
 
     checkpoint: str
@@ -49,6 +50,7 @@ class Bundle:
     max_len_b: int | None = None
     gnmt_lenpen: bool = False
     program: str = ""
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def text_steps(self, source_lang: str, target_lang: str, source: Dictionary) -> TextSteps:
         """Return the conversion between raw text and tokens, for the model's languages and source dictionary."""
@@ -106,8 +108,8 @@ def _of_package(folder: str) -> dict[str, Any]:
 
 def _of_export(folder: str) -> dict[str, Any]:
     record, program = read_record(folder), program_of(folder)
-    codes = codes_in(folder) if program == CTRANSLATE2 else None  # a tokenizer of transformers has its sub-words
-    parts = {"checkpoint": folder, "data": folder, "codes": codes, "program": program}
+    codes = _codes_in(folder) if program == CTRANSLATE2 else None  # a tokenizer of transformers has its sub-words
+    parts = {"checkpoint": folder, "data": folder, "codes": codes, "program": program, "facts": record["facts"]}
     return {**parts, **record["task"], **record["text"], **record["search"]}
 
 
@@ -130,12 +132,16 @@ def _beside(checkpoint: str) -> dict[str, Any]:
     return {"checkpoint": checkpoint, "data": folder, **_prepared(folder)}
 
 
+def _codes_in(folder: str) -> str | None:
+    """Return the file with the sub-words in *folder*; None if there is none."""
+    return next(filter(os.path.isfile, (os.path.join(folder, name) for name in CODES)), None)
+
+
 def _prepared(folder: str) -> dict[str, Any]:
     """Return the text preparation: the merges in *folder* and the settings in its ``steps.json``."""
-    codes = [os.path.join(folder, name) for name in CODES]
     found = read_json(os.path.join(folder, "steps.json"), STEPS, "correct it")
     return {
-        "codes": next(filter(os.path.isfile, codes), None),
+        "codes": _codes_in(folder),
         "tokenizer": found.get("tokenizer"),
         "lowercase": found.get("lowercase", False),
     }

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import stat
+import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,6 +11,8 @@ import torch
 from torch import Tensor
 
 from fairseq_deep.errors import UsageError
+
+from .files import read_text
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 
@@ -48,16 +49,9 @@ class Dictionary:
             UsageError: the file cannot be read, a line is not a token and a count, or a token occurs twice
         """
         dictionary = cls()
-        try:
-            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would block until someone writes to it
-                raise UsageError(f"{path}: must be a regular file; see --data")
-            with open(path, encoding="utf-8-sig", newline="\n") as stream:
-                for number, line in enumerate(stream, 1):
-                    dictionary._add(line.rstrip(), f"{path}:{number}")
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{path}: must be UTF-8 ({error.reason}); copy the dictionary again") from error
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read ({error.strerror or error}); see --data") from error
+        text = read_text(path, "see --data").removeprefix("\ufeff")
+        for number, line in enumerate(io.StringIO(text, newline="\n"), 1):
+            dictionary._add(line.rstrip(), f"{path}:{number}")
         return dictionary
 
     def _add(self, line: str, where: str) -> None:

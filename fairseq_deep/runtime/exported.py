@@ -14,7 +14,7 @@ from typing import Any
 
 from fairseq_deep.errors import UsageError
 
-from .packaged.folder import CODES, CONFIG, SUMS, WEIGHTS, folder_of
+from .packaged.folder import CONFIG, SUMS, WEIGHTS, folder_of
 from .records import SEARCH, STEPS, amount, exactly, line, optional, read_json, truth, whole
 
 RECORD = "fairseq_deep.json"
@@ -74,9 +74,3 @@ def read_record(folder: str) -> dict[str, Any]:
         cure += ", or convert it with fairseq-deep import --from huggingface" * (program == TRANSFORMERS)
         raise UsageError(f"{folder} is a model of {program} without {RECORD}: {cure}")
     return record
-
-
-def codes_in(folder: str) -> str | None:
-    """Return the sub-word model in a directory of CTranslate2; None if its tokens are words."""
-    paths = (os.path.join(folder, name) for name in CODES.values())
-    return next(filter(os.path.isfile, paths), None)

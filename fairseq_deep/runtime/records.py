@@ -17,14 +17,13 @@ import json
 import math
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from fairseq_deep.errors import UsageError
 
-LARGEST_FILE = 1 << 28
-"""Maximum size of a record, in bytes."""
+from .files import read_text
+
 DEEPEST = 50
 """Maximum nesting depth of objects and lists."""
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{\]}]', re.DOTALL)
@@ -189,9 +188,9 @@ def read_json(path: str, schema: Any, cure: str) -> Any:
     Raises:
         UsageError: the file is not regular, cannot be read, or does not match *schema*
     """
-    content = _read(path)
-    if content is None:
+    if not os.path.exists(path):
         return {}
+    content = read_text(path, cure)
     try:
         found = parse(content)
         check(found, schema)
@@ -208,7 +207,8 @@ def read_json_lines(path: str, schema: Any) -> Iterator[dict[str, Any]]:
     Raises:
         UsageError: the file cannot be read, or an object does not match *schema*
     """
-    for place, content in enumerate((_read(path, "replace") or "").split("\n"), 1):
+    text = read_text(path, "move it elsewhere", errors="replace") if os.path.exists(path) else ""
+    for place, content in enumerate(text.split("\n"), 1):
         try:
             found = parse(content)
         except ValueError:
@@ -218,23 +218,6 @@ def read_json_lines(path: str, schema: Any) -> Iterator[dict[str, Any]]:
         except ValueError as error:
             raise UsageError(f"{path}:{place}: {error}; remove the line") from None
         yield found
-
-
-def _read(path: str, errors: str = "strict") -> str | None:
-    try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):  # opening a FIFO would block until another process writes to it
-            raise UsageError(f"cannot read {path}: it must be a regular file")
-        if found.st_size > LARGEST_FILE:
-            raise UsageError(f"cannot read {path}: it has {found.st_size:,} bytes, more than {LARGEST_FILE:,}")
-        with open(path, encoding="utf-8", errors=errors) as stream:
-            return stream.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except UnicodeDecodeError:
-        raise UsageError(f"cannot read {path}: it is not UTF-8") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
 
 CHECKPOINTS = ("averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")

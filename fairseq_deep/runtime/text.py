@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from fairseq_deep.core.language_tags import TAG as LANGUAGE_TAG
@@ -112,12 +112,19 @@ def is_pieces(codes: str) -> bool:
 
 
 @contextlib.contextmanager
-def packages_named():
-    """Report a missing package with the command that installs it."""
+def packages_named(install: str = "") -> Iterator[None]:
+    """Report a missing package with the command that installs it.
+
+    Args:
+        install: what pip is to install (default: the package)
+    """
     try:
         yield
     except ImportError as error:
-        raise UsageError(f"{error.name} is missing: pip install {error.name.replace('_', '-')}") from error
+        name = (error.name or install).partition(".")[0]
+        raise UsageError(
+            f"{name} is not installed ({error}); pip install {install or name.replace('_', '-')}"
+        ) from error
 
 
 FILLER = re.compile(r"madeupword\d{4}")

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fairseq_deep.errors import one_line
 from fairseq_deep.tools import allocator
 from fairseq_deep.tools.machine import count_cores, describe_cpu
 from fairseq_deep.tools.tables import format_table
@@ -127,11 +128,7 @@ def _imported(name: str) -> Any:
 
 
 def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_first_line(error)}"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"{type(error).__name__}: {one_line(error, 300)}"
 
 
 def _count(number: int, noun: str) -> str:

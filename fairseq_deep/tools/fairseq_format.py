@@ -1,12 +1,13 @@
 """Export of a plain model to a checkpoint of fairseq's `transformer`."""
 
 import argparse
-import os
+import dataclasses
 from typing import Any
 
-from fairseq_deep.errors import UsageError
+from fairseq_deep.errors import UsageError, one_line
+from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
 from fairseq_deep.tools.alternatives import naming_others
-from fairseq_deep.tools.checkpoints import check_fairseq, load_checkpoint, model_flags, save_checkpoint
+from fairseq_deep.tools.checkpoints import check_fairseq, save_checkpoint
 from fairseq_deep.tools.flags import added
 from fairseq_deep.tools.output_files import check_outputs
 
@@ -15,77 +16,43 @@ TABLES = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projec
 
 
 def write_fairseq(args: argparse.Namespace) -> int:
-    """Write the checkpoint as fairseq's `transformer`, without optimizer state."""
+    """Write the checkpoint as fairseq's `transformer`, without training state, like that of an imported model."""
     check_fairseq()
-    from fairseq_deep.plugin.architectures import TWINS
-    from fairseq_deep.plugin.stored import fill
+    from fairseq_deep.plugin.models.dictionaries import KEY
+    from fairseq_deep.plugin.stored import make_state
+    from fairseq_deep.runtime import build_model, find_bundle, read_stored, search_of
     from fairseq_deep.runtime.plain import check_layers, check_weights
 
     check_outputs([args.output], [args.checkpoint])
-    path = args.checkpoint
-    if os.path.isdir(path):
-        from fairseq_deep.runtime import find_bundle
-
-        path = find_bundle(path).checkpoint
-    state = load_checkpoint(path)
-    stored = model_flags(state)
-    arch = stored.get("arch") or stored.get("_name")
-    if arch in TWINS.values():
-        raise UsageError(f"{path} is already a model of fairseq ({arch}): use it without an export")
-    flags = fill(stored, path)
-    flags.encoder_embed_path = flags.decoder_embed_path = None
+    bundle = find_bundle(args.checkpoint)
+    path, stored = bundle.checkpoint, read_stored(bundle.checkpoint)
+    if stored.stock_arch:
+        raise UsageError(f"{path} is already a model of fairseq ({stored.stock_arch}): use it without an export")
     with naming_others():
-        check_layers(path, flags, "fairseq")
-    model = loaded_model(path, state["model"], flags)
+        check_layers(path, stored.flags, "fairseq")
+    weights = dict(stored.tensors)
+    try:
+        sizes = [len(weights[f"{side}.embed_tokens.weight"]) - len(SPECIAL) for side in ("encoder", "decoder")]
+        dictionaries = [Dictionary(map(str, range(size))) for size in sizes]  # their entries play no part
+        model = build_model(dataclasses.replace(stored, tensors=weights), *dictionaries)
+    except (KeyError, UsageError) as error:
+        raise UsageError(f"{path} does not fit its settings: {one_line(error)}") from error
     with naming_others():
         check_weights(path, model, "fairseq")
-        state["model"] = plain_weights(path, model, state["model"], flags)
+        stored.tensors = plain_weights(path, model, weights, stored.flags)
+    for name in ("max_source_positions", "max_target_positions"):  # fairseq-train gives them to the task only
+        vars(stored.flags).setdefault(name, stored.task[name])
+    state = make_state(stored, dictionaries, bundle.data, {"task": stored.task, "search": search_of(bundle)})
+    state["task_state"] = {KEY: stored.hashes}
+    flags, task = state["cfg"]["model"], state["cfg"]["task"]
     for name in own_flags():
         vars(flags).pop(name, None)
-    flags.arch, flags.user_dir = "transformer", None
-    if state.get("cfg"):
-        flags._name = "transformer"
-        state["cfg"]["model"] = flags
-        _name_stock_parts(state["cfg"])
-        if "common" in state["cfg"]:  # packaged models do not have these settings
-            state["cfg"]["common"]["user_dir"] = None
-    else:
-        state["args"] = flags
-    state.pop("last_optimizer_state", None)
+    flags.arch, flags._name, flags.user_dir = "transformer", "transformer", None
+    task["_name"] = "translation"
+    del task["gnmt_lenpen"]
     save_checkpoint(state, args.output)
     print(f"{path} -> {args.output}: a fairseq transformer")
     return 0
-
-
-def _name_stock_parts(config: Any) -> None:
-    """Replace our task, criterion, optimizer and scheduler by fairseq's, without our settings."""
-    names = {
-        "task": (
-            ("deep_translation",), "translation", ("decode_precision", "decode_compile", "gnmt_lenpen", "robt")
-        ),
-        "criterion": (("fused_label_smoothed_cross_entropy",), "label_smoothed_cross_entropy", ("rdrop_alpha",)),
-        "optimizer": (("fused_adam", "muon"), "adam", ("muon_momentum", "muon_ns_steps", "muon_scale")),
-        "lr_scheduler": (
-            ("inverse_sqrt_cooldown",), "inverse_sqrt", ("cooldown_updates", "lr_before_cooldown", "max_update")
-        ),
-    }  # fmt: skip
-    for part, (ours, stock, own) in names.items():
-        settings = config.get(part)
-        if hasattr(settings, "get") and settings.get("_name") in ours:
-            kept = {name: value for name, value in settings.items() if name not in own}
-            config[part] = {**kept, "_name": stock}
-
-
-def loaded_model(path: str, weights: dict[str, Any], flags: argparse.Namespace) -> Any:
-    """Return the model with `weights` of any version, under their current names."""
-    from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
-    from fairseq_deep.runtime.model import StoredModel, build_model
-
-    sizes = [len(weights[f"{side}.embed_tokens.weight"]) - len(SPECIAL) for side in ("encoder", "decoder")]
-    try:
-        return build_model(StoredModel(flags, weights, {}), *(Dictionary(map(str, range(size))) for size in sizes))
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
 
 
 def own_flags() -> set[str]:

@@ -1,9 +1,11 @@
 """Checks of output paths before long computations, and atomic writing."""
 
 import contextlib
+import csv
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from fairseq_deep.errors import UsageError
 
@@ -106,3 +108,9 @@ def write_text(path: str, text: str) -> None:
     """Write `text` to `path` as UTF-8, atomically."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         file.write(text)
+
+
+def write_csv(path: str, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table with the *names* of its columns as CSV, atomically."""
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([names, *rows])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime.text import packages_named
 from fairseq_deep.tools.output_files import replacing
 from fairseq_deep.tools.training_logs import MEASURES, Curve, Run
 
@@ -37,10 +38,8 @@ def check_picture(path: str | None, default: str = "") -> str:
 
 def check_library() -> None:
     """Raise `UsageError` if matplotlib is missing."""
-    try:
+    with packages_named():
         import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise UsageError(f"drawing requires matplotlib ({error}): pip install matplotlib") from error
 
 
 def new_figure(width: float, height: float) -> Any:

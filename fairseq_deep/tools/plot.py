@@ -6,17 +6,15 @@ Several runs are drawn in one picture; a resumed run is drawn as one line.
 """
 
 import argparse
-import csv
-import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fairseq_deep.errors import UsageError, printable
 from fairseq_deep.tools import pictures, training_logs
 from fairseq_deep.tools.checkpoints import load_checkpoint, model_flags
-from fairseq_deep.tools.output_files import check_outputs, write_text
+from fairseq_deep.tools.output_files import check_outputs, write_csv, write_text
 from fairseq_deep.tools.tables import format_table
 
 WEIGHTS = "draw the learned weight matrices of DLCL"
@@ -63,7 +61,7 @@ def draw_weights(args: argparse.Namespace) -> int:
     if args.json is not None:
         write_text(args.json, json.dumps(records) + "\n")
     if args.csv is not None:
-        write_text(args.csv, _weights_csv(records))
+        write_csv(args.csv, ("stack", "row", "column", "weight", "shown"), _weight_rows(records))
     if output is not None:
         figure = pictures.draw_weights(matrices, column)
         figure.suptitle(printable(os.path.join(*os.path.abspath(args.checkpoint).split(os.sep)[-3:])), fontsize=9)
@@ -120,18 +118,10 @@ def _record(matrix: Any) -> dict[str, Any]:
     return {"weights_per_entry": matrix.per_entry, **cut}
 
 
-def _weights_csv(records: dict[str, dict[str, Any]]) -> str:
-    rows: list[Sequence[Any]] = [("stack", "row", "column", "weight", "shown")]
+def _weight_rows(records: dict[str, dict[str, Any]]) -> Iterator[Sequence[Any]]:
     for side, record in records.items():
         for row, cells in enumerate(map(zip, record["weights"], record["shown"])):
-            rows += [(side, row, column, weight, int(shown)) for column, (weight, shown) in enumerate(cells)]
-    return _csv(rows)
-
-
-def _csv(rows: Iterable[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+            yield from ((side, row, column, weight, int(shown)) for column, (weight, shown) in enumerate(cells))
 
 
 def draw_runs(args: argparse.Namespace) -> int:
@@ -147,7 +137,7 @@ def draw_runs(args: argparse.Namespace) -> int:
     runs = {name: training_logs.read_run(path) for name, path in zip(names, paths)}
     print(format_table(_runs_table(runs), right=range(1, 9)))
     if args.csv is not None:
-        write_text(args.csv, _runs_csv(runs))
+        write_csv(args.csv, ("run", "measure", "update", "value"), _run_rows(runs))
     pictures.save_figure(pictures.draw_runs(runs), output)
     print("->", ", ".join(filter(None, (args.csv, output))))
     return 0
@@ -191,9 +181,7 @@ def _figure(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 1e9 else f"{value:.3g}"
 
 
-def _runs_csv(runs: dict[str, training_logs.Run]) -> str:
-    rows: list[Sequence[Any]] = [("run", "measure", "update", "value")]
+def _run_rows(runs: dict[str, training_logs.Run]) -> Iterator[Sequence[Any]]:
     for name, curves in runs.items():
         for measure in (part for parts in training_logs.MEASURES.values() for part in parts if part):
-            rows += [(name, measure, update, value) for update, value in curves.get(measure, {}).items()]
-    return _csv(rows)
+            yield from ((name, measure, update, value) for update, value in curves.get(measure, {}).items())

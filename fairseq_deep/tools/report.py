@@ -142,10 +142,8 @@ def _drawn(runs: dict[str, training_logs.Run]) -> dict[str, str]:
 
 def render(**page: Any) -> str:
     """Render the template; all values are escaped."""
-    try:
-        import jinja2
-    except ImportError as error:
-        raise UsageError(f"the report requires jinja2 ({error}): pip install jinja2") from error
+    import jinja2
+
     folder = jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__)))
     environment = jinja2.Environment(
         loader=folder, autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True, lstrip_blocks=True

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.bleu import bleu_for
 from fairseq_deep.runtime.language_codes import short_code
-from fairseq_deep.runtime.text import packages_named
 from fairseq_deep.tools import multilingual, significance, text_checks
 from fairseq_deep.tools.arguments import at_least_one
 from fairseq_deep.tools.generated import best, read_generated
@@ -36,12 +35,12 @@ _COMPOUND = re.compile(r"(\S)-(\S)", re.ASCII)
 
 
 class Texts(NamedTuple):
-    """Lines of hypotheses and of sets of references, with their origins."""
+    """Hypotheses and sets of references: the files that they are from, and their lines."""
 
+    origin: str
+    references_from: list[str]
     hypotheses: list[str]
     references: list[list[str]]
-    hypotheses_from: str
-    references_from: list[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,77 +87,82 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _score(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Return the result for one system, or for several ones, and its table."""
+def _read_systems(args: argparse.Namespace, measure: str, lang: str) -> list[Texts]:
+    """Return the texts of all systems, which must be suitable for the *measure* and have the same references."""
     read = _read_generated if args.generate_output else _read_pair
     systems = [read(path, args) for path in args.generate_output or args.sys]
-    texts, lang = systems[0], text_checks.target_language(args.lang, args.detokenize)
-    measure = "compound-split" if args.compound_split else "tokenized" if args.tokenized else "sacrebleu"
+    first = systems[0]
     for each in systems:
         references = list(zip(each.references_from, each.references))
-        text_checks.check_texts((each.hypotheses_from, each.hypotheses), references, measure, lang)
-    if len(systems) > 1:
-        return _score_systems(args, systems, measure, lang)
-    if args.references and len(args.references) != len(texts.references):
-        sets = f"{len(texts.references)} set(s) of references"
+        text_checks.check_texts((each.origin, each.hypotheses), references, measure, lang)
+        if each.references != first.references:
+            problem = f"{each.origin} has other references than {first.origin}"
+            raise UsageError(f"{problem}; give the same with --ref")
+    if args.references and len(args.references) != len(first.references):
+        sets = f"{len(first.references)} set(s) of references"
         raise UsageError(f"--references is given {len(args.references)} time(s) for {sets}; give it once per set")
-    other = significance.read_other(args.against, texts.references, args.lang or "") if args.against else None
-    for path, lines in ((args.hypotheses, texts.hypotheses), *zip(args.references, texts.references)):
+    return systems
+
+
+def _score(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """Return the result for one system or several ones, and its table."""
+    lang = text_checks.target_language(args.lang, args.detokenize)
+    measure = "compound-split" if args.compound_split else "tokenized" if args.tokenized else "sacrebleu"
+    systems = _read_systems(args, measure, lang)
+    first = systems[0]
+    if args.against:
+        other = significance.read_other(args.against, first.references, args.lang or "")
+        systems = [first._replace(origin=args.against, hypotheses=other), first]
+    for path, lines in ((args.hypotheses, first.hypotheses), *zip(args.references, first.references)):
         if path:
             write_text(path, "".join(line + "\n" for line in lines))
-    result = compute(texts.hypotheses, texts.references, measure, args.lowercase, lang)
-    text_checks.check_score(texts.hypotheses_from, result["bleu"])
-    sources = texts.references_from
-    result.update(hypotheses=texts.hypotheses_from, references=sources[0] if len(sources) == 1 else sources)
-    if other is not None:
-        pair = [("other", other), ("ours", texts.hypotheses)]
-        measures = {}
-        for name, (signature, (theirs, ours)) in _compare(args, pair, texts.references, "sacrebleu", lang).items():
-            measures[name] = {"other": theirs, "ours": ours, "difference": ours["score"] - theirs["score"],
-                              "p": ours.pop("p"), "signature": signature}  # fmt: skip
-            del theirs["p"]
-        result["against"] = {"system": args.against, **_bootstrap(args), "measures": measures}
-    return result, _report(result)
+    compared = _compare(args, systems, measure, lang) if len(systems) > 1 else {}
+    settings = {"resamples": args.resamples or significance.RESAMPLES, "seed": significance.SEED}
+    if compared and not args.against:
+        result = _of_several(systems, measure, compared, settings)
+        rows = [("measure", result["label"]), ("sentences", f"{result['sentences']:,}"), *result["signatures"].items()]
+        scores = [each["BLEU"]["score"] for each in result["systems"]]
+    else:
+        result = compute(first.hypotheses, first.references, measure, args.lowercase, lang)
+        rows, scores, sources = _rows(result), [result["bleu"]], first.references_from
+        result.update(hypotheses=first.origin, references=sources[0] if len(sources) == 1 else sources)
+    if args.against:
+        differences = {name: _difference(each) for name, each in compared.items()}
+        result["against"] = {"system": args.against, **settings, "measures": differences}
+    for each, score in zip(systems[bool(args.against) :], scores):
+        text_checks.check_score(each.origin, score)
+    last = "BLEU = " + " ".join(f"{score:.2f}" for score in scores)
+    if not compared:
+        return result, f"{format_table(rows)}\n{last}"
+    note = "p: paired bootstrap against the first system, {resamples:,} resamples, seed {seed}".format(**settings)
+    table = significance.table(compared, [each.origin for each in systems])
+    return result, f"{format_table(rows)}\n\n{note}\n{table}\n\n{last}"
 
 
-def _score_systems(
-    args: argparse.Namespace, texts: list[Texts], measure: str, lang: str
-) -> tuple[dict[str, Any], str]:
-    """Score several systems, compare each with the first one, and return one row per system."""
-    first, names = texts[0], [each.hypotheses_from for each in texts]
-    for each in texts[1:]:
-        if each.references != first.references:
-            raise UsageError(f"{each.hypotheses_from} has other references than {names[0]}; give the same with --ref")
-    systems = [(f"{index}:{each.hypotheses_from}", each.hypotheses) for index, each in enumerate(texts)]
-    found = _compare(args, systems, first.references, measure, lang)
-    measures = {key: each.systems for key, each in found.items()}
-    records = [{"hypotheses": name, **dict(zip(measures, each))} for name, each in zip(names, zip(*measures.values()))]
-    for name, record in zip(names, records):
-        text_checks.check_score(name, record["BLEU"]["score"])
-    signatures, settings = {name: measured.signature for name, measured in found.items()}, _bootstrap(args)
-    result = {"measure": measure, "label": MEASURES[measure], "sentences": len(first.hypotheses), "systems": records,
-              "references": first.references_from, **settings, "signatures": signatures}  # fmt: skip
-    rows = [("measure", result["label"]), ("sentences", f"{result['sentences']:,}"), *signatures.items()]
-    resamples, seed = settings.values()
-    note = f"p: paired bootstrap against the first system, {resamples:,} resamples, seed {seed}"
-    scores = "BLEU = " + " ".join(f"{record['BLEU']['score']:.2f}" for record in records)
-    table = significance.table(measures, names)
-    return result, f"{format_table(rows)}\n\n{note}\n{table}\n\n{scores}"
-
-
-def _bootstrap(args: argparse.Namespace) -> dict[str, int]:
-    return {"resamples": args.resamples or significance.RESAMPLES, "seed": significance.SEED}
-
-
-def _compare(
-    args: argparse.Namespace, systems: list[tuple[str, list[str]]], references: list[list[str]], measure: str, lang: str
-) -> dict[str, Any]:
-    """Compare the first of *systems* (name, hypotheses) with each other one."""
-    if measure == "compound-split":
-        references = [list(map(split_compounds, side)) for side in references]
-        systems = [(name, list(map(split_compounds, side))) for name, side in systems]
+def _compare(args: argparse.Namespace, systems: list[Texts], measure: str, lang: str) -> dict[str, Any]:
+    """Compare the first of *systems* with each other one."""
+    named = [(f"{index}:{each.origin}", _cut(each.hypotheses, measure)) for index, each in enumerate(systems)]
+    references = [_cut(side, measure) for side in systems[0].references]
     metrics = _metrics(measure, args.lowercase, lang)
-    return significance.paired_bootstrap(systems, references, metrics, _bootstrap(args)["resamples"])
+    return significance.paired_bootstrap(named, references, metrics, args.resamples or significance.RESAMPLES)
+
+
+def _of_several(systems: list[Texts], measure: str, compared: dict[str, Any], settings: dict[str, int]) -> dict:
+    """Return the result for several systems, with a record per system."""
+    records = zip(*(each.systems for each in compared.values()))
+    return {
+        "measure": measure, "label": MEASURES[measure], "sentences": len(systems[0].hypotheses),
+        "systems": [{"hypotheses": each.origin, **dict(zip(compared, found))} for each, found in zip(systems, records)],
+        "references": systems[0].references_from, **settings,
+        "signatures": {name: each.signature for name, each in compared.items()},
+    }  # fmt: skip
+
+
+def _difference(found: significance.Measured) -> dict[str, Any]:
+    """Return the record of a measure for two systems."""
+    other, ours = ({name: value for name, value in each.items() if name != "p"} for each in found.systems)
+    difference = {"difference": ours["score"] - other["score"], "p": found.systems[1]["p"]}
+    return {"other": other, "ours": ours, **difference, "signature": found.signature}
 
 
 def compute(
@@ -171,8 +175,7 @@ def compute(
         measure: a key of `MEASURES`.
         lang: target language, to select sacreBLEU's tokenizer.
     """
-    if measure == "compound-split":
-        hypotheses, *references = ([split_compounds(line) for line in side] for side in (hypotheses, *references))
+    hypotheses, *references = (_cut(side, measure) for side in (hypotheses, *references))
     metrics = _metrics(measure, lowercase, lang)
     metric = metrics["BLEU"]
     bleu = metric.corpus_score(hypotheses, references)
@@ -195,13 +198,15 @@ def compute(
 
 def _metrics(measure: str, lowercase: bool, lang: str) -> dict[str, Any]:
     """Return new sacreBLEU metrics: BLEU for `measure` and, for detokenised text, chrF."""
-    try:
-        from sacrebleu.metrics import BLEU, CHRF
-    except ImportError as error:
-        raise UsageError(f"sacrebleu cannot be imported ({error}); pip install 'sacrebleu>=2'") from error
+    from sacrebleu.metrics import BLEU, CHRF
+
     if measure == "sacrebleu":
         return {"BLEU": bleu_for(lang, lowercase=lowercase, force=True), "chrF": CHRF(lowercase=lowercase)}
     return {"BLEU": BLEU(lowercase=lowercase, force=True, tokenize="none", smooth_method="none")}
+
+
+def _cut(lines: list[str], measure: str) -> list[str]:
+    return [split_compounds(line) for line in lines] if measure == "compound-split" else lines
 
 
 def split_compounds(line: str) -> str:
@@ -237,7 +242,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
 
 
 def _read_pair(system: str, args: argparse.Namespace) -> Texts:
-    texts = Texts(read_lines(system), [read_lines(path) for path in args.ref], system, args.ref)
+    texts = Texts(system, args.ref, read_lines(system), [read_lines(path) for path in args.ref])
     for path, references in zip(args.ref, texts.references):
         counts = len(texts.hypotheses), len(references)
         if counts[0] != counts[1]:
@@ -266,19 +271,19 @@ def _read_generated(path: str, args: argparse.Namespace) -> Texts:
     if order[-1] + 1 != len(order):
         missing = next(index for index, key in enumerate(order) if index != key)
         text_checks.warn(f"{path} has {len(order)} sentences of at least {order[-1] + 1} (first missing: {missing})")
-    return Texts([hypotheses[key] for key in order], [[each[key] for key in order] for each in sets], path, sources)
+    return Texts(path, sources, [hypotheses[key] for key in order], [[each[key] for key in order] for each in sets])
 
 
 def _detokenizer(lang: str | None):
     if lang is None:
         return lambda line: line
-    with packages_named():
-        from sacremoses import MosesDetokenizer
+    from sacremoses import MosesDetokenizer
+
     moses = MosesDetokenizer(lang=short_code(lang))
     return lambda line: moses.detokenize(line.split())
 
 
-def _report(result: dict[str, Any]) -> str:
+def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     lengths = f"{result['hypothesis_length']:,} hypothesis / {result['reference_length']:,} reference words"
     rows = [
         ("measure", result["label"]),
@@ -289,11 +294,4 @@ def _report(result: dict[str, Any]) -> str:
     ]
     if "chrf" in result:
         rows.append(("chrF", f"{result['chrf']:.2f}  ({result['chrf_signature']})"))
-    parts = [format_table(rows), f"BLEU = {result['bleu']:.2f}"]
-    if "against" in result:
-        found = result["against"]
-        records = {name: (each["other"], each | each["ours"]) for name, each in found["measures"].items()}
-        table = significance.table(records, (found["system"], result["hypotheses"]))
-        note = f"\npaired bootstrap, {found['resamples']:,} resamples, seed {found['seed']}:"
-        parts[1:1] = [note, table, ""]
-    return "\n".join(parts)
+    return rows

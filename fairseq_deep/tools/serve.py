@@ -5,13 +5,13 @@ and SIGINT stop the server after it has answered all accepted requests.
 """
 
 import argparse
-import importlib
 import math
 import re
 import socket
 from typing import Any
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime.text import packages_named
 from fairseq_deep.tools import translate
 from fairseq_deep.tools.arguments import argument, at_least_one, at_least_zero, digits
 
@@ -61,12 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; return 0 after all accepted requests are answered."""
-    for name in ("prometheus_client", "starlette", "uvicorn"):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise UsageError(f"{name} is missing: pip install prometheus-client starlette uvicorn") from error
-    from fairseq_deep.serving import app, server, service
+    with packages_named("prometheus-client starlette uvicorn"):
+        from fairseq_deep.serving import app, server, service
     from fairseq_deep.serving.batching import Batcher
     from fairseq_deep.serving.messages import Limits
 

@@ -114,10 +114,10 @@ def read_other(path: str, references: list[list[str]], lang: str = "") -> list[s
     return hypotheses
 
 
-def table(records: dict[str, Sequence[dict[str, Any]]], systems: Sequence[str]) -> str:
-    """Format the records of each measure, a row per system; difference and p are to the first."""
+def table(compared: dict[str, Measured], systems: Sequence[str]) -> str:
+    """Format the results of each measure, a row per system; difference and p are to the first."""
     rows = [("", "system", "score", "95 % interval", "difference", "p")]
-    for measure, found in records.items():
+    for measure, (_, found) in compared.items():
         for number, (system, each) in enumerate(zip(systems, found)):
             tested = (f"{each['score'] - found[0]['score']:+.2f}", f"{each['p']:.3f}") if number else ("", "")
             interval = f"{each['mean']:.2f} ± {each['ci']:.2f}"

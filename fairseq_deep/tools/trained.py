@@ -90,7 +90,7 @@ class Format:
 
     def open(self, place: str, options: SearchOptions) -> Any:
         """Return an engine for *place*, loaded like a user does."""
-        return self.engine.open(find_bundle(place), options)
+        return self.engine(find_bundle(place), options)
 
     def encode(self, engine: Any, texts: Sequence[str], rows: Sequence[Any]) -> Sequence[Any]:
         """Return the *rows* of tokens of *texts* in the indices of the format."""

@@ -318,13 +318,9 @@ def test_models_with_layers_per_language_are_packaged(tmp_path):
     assert torch.equal(copy(source, lengths, target)[0], model(source, lengths, target)[0])
 
 
-def test_a_package_is_not_packaged_again_and_needs_safetensors(pair, command, monkeypatch, tmp_path):
+def test_a_package_is_not_packaged_again(pair, command, tmp_path):
     code, _, error = command("package", pair[2], "--output", tmp_path / "made")
     assert code == 2 and "is already a packaged model: copy the directory" in error
-    for name in ["safetensors", *(name for name in sys.modules if name.startswith("safetensors."))]:
-        monkeypatch.setitem(sys.modules, name, None)
-    code, _, error = command("translate", pair[2])
-    assert code == 2 and error.endswith("is missing: pip install safetensors\n")
 
 
 def test_a_write_that_fails_leaves_nothing(trained, capsys, monkeypatch, tmp_path):

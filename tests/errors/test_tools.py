@@ -214,7 +214,6 @@ ROWS = [
     ("average --inputs sparse.pt --output out", f"{INCOMPLETE}w is a sparse tensor"),
     ("average --inputs meta.pt --output out", f"{INCOMPLETE}w is a meta tensor"),
     ("average --inputs number.pt --output out", f"{INCOMPLETE}a parameter has the name 3"),
-    ("export number.pt --output out", f"number.pt {INCOMPLETE}a parameter has the name 3"),
     ("plot weights number.pt --output out.png", f"number.pt {INCOMPLETE}a parameter has the name 3"),
     ("plot weights one.pt --csv w.csv", "one.pt has no DLCL weights: give a checkpoint that was trained with"),
     ("plot weights bad.pt --csv w.csv", "bad.pt holds NaN or Inf in encoder.history.weight; give an earlier"),
@@ -475,9 +474,6 @@ def test_a_command_is_refused_in_one_line(row, place, capsys):
 
 
 ABSENT = [
-    ("sacrebleu.metrics", SCORE, "pip install 'sacrebleu>=2'"),
-    ("sacremoses", "score --generate-output gen --detokenize de", "pip install sacremoses"),
-    ("safetensors", f"package run {OUT}", "is missing: pip install safetensors"),
     ("matplotlib.figure", f"diagnose run/data-bin --arch {POST} --plot a.png", "pip install matplotlib"),
 ]
 

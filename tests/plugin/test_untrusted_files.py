@@ -238,7 +238,7 @@ def test_files_next_to_a_checkpoint_and_those_of_the_caller_are_used(stranger, a
 
 @pytest.mark.parametrize("make, said", [
     (lambda path: path.write_text("[" * 100_000), "nested more than 50 levels deep"),
-    (lambda path: path.write_text("9" * 5000), ""), (os.mkfifo, "it must be a regular file"),
+    (lambda path: path.write_text("9" * 5000), ""), (os.mkfifo, "must be a regular file"),
 ], ids=["nested", "digits", "pipe"])  # fmt: skip
 def test_steps_that_cannot_be_read(make, said, stranger, command):
     make(stranger({}) / "steps.json")

@@ -13,6 +13,7 @@ from fairseq_deep.cli import main
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import record
 from fairseq_deep.runtime import records
+from fairseq_deep.runtime.files import read_text
 from tests.helpers.fuzz import examples
 from tests.helpers.runs import GENERATED, RECORD, make_run
 
@@ -93,7 +94,7 @@ def test_json_that_no_record_has(text, words):
     assert words in found and bool(words) == bool(found) and len(found) < 200
 
 
-def test_files_that_are_none(tmp_path, monkeypatch):
+def test_files_that_are_none(tmp_path):
     path = tmp_path / "x.json"
     assert records.read_json(str(path), {}, "x") == {} == records.read_json(str(path / "y"), {}, "x")
     os.mkfifo(path)
@@ -101,11 +102,10 @@ def test_files_that_are_none(tmp_path, monkeypatch):
         records.read_json(str(path), {}, "x")
     path.unlink()
     path.write_bytes(b'{"a": "\xff"}')
-    with pytest.raises(UsageError, match="it is not UTF-8"):
+    with pytest.raises(UsageError, match="x.json: must be UTF-8"):
         records.read_json(str(path), {}, "x")
-    monkeypatch.setattr(records, "LARGEST_FILE", 5)
-    with pytest.raises(UsageError, match="it has 10 bytes, more than 5"):
-        records.read_json(str(path), {}, "x")
+    with pytest.raises(UsageError, match="x.json: must have at most 5 bytes; delete it"):
+        read_text(str(path), "delete it", 5)
 
 
 def test_torn_lines_are_skipped_and_wrong_ones_named(tmp_path):

@@ -53,9 +53,9 @@ def test_without_matplotlib_the_page_has_no_curves_and_says_so(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     page = report(make_run(tmp_path / "job"))
-    assert "This page has no curves: drawing requires matplotlib" in page.text and "svg" not in page.tags
+    assert "This page has no curves: matplotlib is not installed" in page.text and "svg" not in page.tags
     assert "12.35" in page.text and "das Haus" in page.text
-    assert "the page has no curves: drawing requires matplotlib" in capsys.readouterr().err
+    assert "the page has no curves: matplotlib is not installed" in capsys.readouterr().err
 
 
 def test_it_needs_no_other_file_and_runs_no_text(tmp_path):

@@ -47,10 +47,10 @@ def open_engine(
     if other.program == CTRANSLATE2:
         from .ct2_engine import Ct2Engine
 
-        return Ct2Engine.open(other, options, parallel)
+        return Ct2Engine(other, options, parallel)
     from .transformers_engine import TransformersEngine
 
-    return TransformersEngine.open(other, options, device)
+    return TransformersEngine(other, options, device)
 
 
 def _find_problem(options: SearchOptions, precision: str, models: int) -> str:

@@ -20,9 +20,9 @@ from fairseq_deep.errors import UsageError, one_line
 
 from ..bundle import Bundle
 from ..dictionary import SPECIAL, Dictionary
-from ..loading import ModelFacts
 from ..records import read_json, text
-from .directory import DirectoryEngine, read_facts
+from ..text import packages_named
+from .directory import DirectoryEngine
 from .torch_engine import Hypotheses
 
 OLDEST = (4, 5)
@@ -31,10 +31,8 @@ OLDEST = (4, 5)
 
 def check_package() -> None:
     """Raise `UsageError` if CTranslate2's package is missing or too old."""
-    try:
+    with packages_named():
         import ctranslate2.specs
-    except ImportError as error:
-        raise UsageError(f"ctranslate2 is not installed ({error}); pip install ctranslate2") from error
     if version() < OLDEST:
         found, least = ctranslate2.__version__, "{}.{}".format(*OLDEST)
         raise UsageError(f"ctranslate2 {found} is too old; pip install 'ctranslate2>={least}'")
@@ -52,7 +50,8 @@ class Ct2Engine(DirectoryEngine):
     """Engine for a directory in CTranslate2's format; see :class:`DirectoryEngine`.
 
     Args:
-        folder: the directory
+        bundle: the directory
+        options: search options
         parallel: number of batches translated at once; they share torch's threads
 
     Raises:
@@ -61,21 +60,12 @@ class Ct2Engine(DirectoryEngine):
 
     name = "ctranslate2"
 
-    def __init__(
-        self, folder: str, facts: ModelFacts, dictionaries: Sequence[Dictionary], languages: Sequence[str],
-        options: SearchOptions, parallel: int = 1,
-    ):  # fmt: skip
-        super().__init__(facts, dictionaries, languages, options, torch.device("cpu"))
+    def __init__(self, bundle: Bundle, options: SearchOptions, parallel: int = 1):
+        folder = bundle.checkpoint
+        super().__init__(bundle, [_read_vocabulary(folder, side) for side in ("source", "target")], options)
         threads = torch.get_num_threads()
         parallel = min(parallel, threads)
         self.translator = _open(folder, inter_threads=parallel, intra_threads=threads // parallel)
-
-    @classmethod
-    def open(cls, bundle: Bundle, options: SearchOptions, parallel: int = 1) -> Ct2Engine:
-        """Open the model of *bundle*."""
-        folder, languages = bundle.checkpoint, (bundle.source_lang, bundle.target_lang)
-        dictionaries = [_read_vocabulary(folder, side) for side in ("source", "target")]
-        return cls(folder, read_facts(folder), dictionaries, languages, options, parallel)
 
     def start(self, sentences: Sequence[Tensor], limit: int, nbest: int) -> Callable[[], Hypotheses]:
         """See :class:`DirectoryEngine`; CTranslate2's threads work in the background."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairseq_deep.core.search import SearchOptions
 
-from ..exported import read_record
+from ..bundle import Bundle
 from ..loading import ModelFacts
 from .torch_engine import Hypotheses
 
@@ -19,9 +19,8 @@ class DirectoryEngine:
     """Engine that searches with another program.
 
     Args:
-        facts: see :class:`ModelFacts`
+        bundle: the directory
         sides: source and target dictionary
-        languages: source and target language
         options: search options
         device: device of the model
     """
@@ -29,11 +28,10 @@ class DirectoryEngine:
     name: str
     models: Sequence[Any] = ()
 
-    def __init__(
-        self, facts: ModelFacts, sides: Iterable[Any], languages: Sequence[str], options: SearchOptions,
-        device: torch.device,
-    ):  # fmt: skip
-        self.facts, self.languages, self.options, self.device = facts, tuple(languages), options, device
+    def __init__(self, bundle: Bundle, sides: Iterable[Any], options: SearchOptions, device: str = "cpu"):
+        self.facts = ModelFacts(**{**bundle.facts, "layers": tuple(bundle.facts["layers"])})
+        self.languages = bundle.source_lang, bundle.target_lang
+        self.options, self.device = options, torch.device(device)
         self.source, self.target = sides
 
     def translate(self, batches: Iterable[Sequence[Tensor]], nbest: int = 1) -> Iterator[Hypotheses]:
@@ -64,13 +62,3 @@ class DirectoryEngine:
             limit: maximum number of target tokens, without end-of-sentence
         """
         raise NotImplementedError
-
-
-def read_facts(folder: str) -> ModelFacts:
-    """Return the facts in the record of an export.
-
-    Raises:
-        UsageError: the directory has no record, or an invalid one
-    """
-    facts = read_record(folder)["facts"]
-    return ModelFacts(**{**facts, "layers": tuple(facts["layers"])})

@@ -17,8 +17,9 @@ from fairseq_deep.errors import UsageError, one_line
 
 from ..bundle import Bundle
 from ..dictionary import SPECIAL, Dictionary
+from ..text import packages_named
 from ..verification import normalised, padded, shifted
-from .directory import DirectoryEngine, read_facts
+from .directory import DirectoryEngine
 from .torch_engine import Hypotheses
 
 TARGET = "target"
@@ -27,10 +28,8 @@ TARGET = "target"
 
 def check_package() -> None:
     """Raise `UsageError` if transformers is missing."""
-    try:
+    with packages_named("'transformers>=5'"):
         import transformers  # noqa: F401
-    except ImportError as error:
-        raise UsageError(f"transformers is not installed ({error}); pip install 'transformers>=5'") from error
 
 
 @contextlib.contextmanager
@@ -80,19 +79,18 @@ class TokenizerDictionary:
 
 
 class TransformersEngine(DirectoryEngine):
-    """Engine for a model and tokenizers of transformers."""
+    """Engine for a model and tokenizers of transformers.
+
+    Nothing is downloaded, and no code or pickle of the directory is used.
+
+    Raises:
+        UsageError: transformers is missing, or cannot load the directory
+    """
 
     name = "transformers"
 
-    @classmethod
-    def open(cls, bundle: Bundle, options: SearchOptions, device: str = "cpu") -> TransformersEngine:
-        """Load the model of *bundle*; nothing is downloaded, and no code or pickle of the directory is used.
-
-        Raises:
-            UsageError: transformers is missing, or cannot load the directory
-        """
+    def __init__(self, bundle: Bundle, options: SearchOptions, device: str = "cpu"):
         folder = bundle.checkpoint
-        facts = read_facts(folder)
         check_package()
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -104,10 +102,8 @@ class TransformersEngine(DirectoryEngine):
                 tokenizers = [AutoTokenizer.from_pretrained(each, local_files_only=True) for each in folders]
         except Exception as error:  # corrupt files raise any exception
             raise UsageError(f"transformers cannot load {folder} ({one_line(error, 200)}); export it again") from error
-        languages = bundle.source_lang, bundle.target_lang
-        engine = cls(facts, map(TokenizerDictionary, tokenizers), languages, options, torch.device(device))
-        engine.model = model.eval().to(device)
-        return engine
+        super().__init__(bundle, map(TokenizerDictionary, tokenizers), options, device)
+        self.model = model.eval().to(device)
 
     def start(self, sentences: Sequence[Tensor], limit: int, nbest: int) -> Callable[[], Hypotheses]:
         """See :class:`DirectoryEngine`; the function itself searches."""

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterable
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.runtime.files import checksum
+from fairseq_deep.runtime.files import checksum, read_text
 
 WEIGHTS, CONFIG, CARD, SUMS = "model.safetensors", "config.json", "README.md", "SHA256SUMS"
 CODES = {"subword-nmt": "code", "sentencepiece": "spm.model"}
@@ -69,15 +69,7 @@ class Folder:
 
     def read_text(self, name: str) -> str:
         """Read a small text file in UTF-8."""
-        path = self.place(name)
-        try:
-            with open(path, "rb") as stream:
-                content = stream.read(LARGEST_TEXT + 1)
-            if len(content) > LARGEST_TEXT:
-                raise UsageError(f"{path}: must have at most {LARGEST_TEXT:,} bytes; copy the directory again")
-            return content.decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path}: cannot be read ({error})") from error
+        return read_text(self.place(name), "copy the directory again", LARGEST_TEXT)
 
     @functools.cached_property
     def sums(self) -> dict[str, str]:

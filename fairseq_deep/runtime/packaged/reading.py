@@ -127,10 +127,8 @@ def read_tensors(path: str, most: int) -> dict[str, Tensor]:
     Raises:
         UsageError: the file is corrupt, has too many tensors or too much metadata, or tensors of an unsupported type
     """
-    try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise UsageError(f"{path}: {error.name} is missing: pip install safetensors") from error
+    from safetensors import safe_open
+
     tensors: dict[str, Tensor] = OrderedDict()
     with open(path, "rb") as stream:
         size, largest = int.from_bytes(stream.read(8), "little"), min(LARGEST_HEADER, 300 * most)

@@ -110,10 +110,8 @@ def write(folder: str, content: Content) -> None:
     Raises:
         UsageError: a file cannot be read or written
     """
-    try:
-        from safetensors.torch import save_file
-    except ImportError as error:
-        raise UsageError(f"{error.name} is missing: pip install safetensors") from error
+    from safetensors.torch import save_file
+
     settings = json.dumps(content.config, indent=1, ensure_ascii=False, allow_nan=False)
     try:
         save_file(content.tensors, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
