@@ -116,7 +116,7 @@ def packages_named(install: str = "") -> Iterator[None]:
     """Report a missing package with the command that installs it.
 
     Args:
-        install: what pip is to install (default: the package)
+        install: arguments of ``pip install`` (default: the package)
     """
     try:
         yield
