@@ -276,8 +276,6 @@ TABLES = {
     "modern-speeds": lambda: of_speeds({"32, ": "real-modern", "one, ": "real-modern-one"}, {
         "6 + 6, plain": "ours", "6 + 6, `transformer_modern_6l`": "modern6"}, {**INT8, **OF_STOCK}),
     "decoders": lambda: of_speeds({"": "random"}, DECODERS, {**INT8, **OF_BOTH}),
-    "one-sentence": lambda: of_speeds({"": "random-one"}, ENGINES, {**INT8, **OF_BOTH}),
-    "two-threads": lambda: of_speeds({"": "random-threads2"}, ENGINES, {**INT8, **OF_BOTH}),
     "real-text": lambda: of_speeds({"": "real-plain"}, ENGINES, {
         **INT8, **OF_BOTH, "BLEU": ("", "bleu", 2), "BLEU in int8": ("-int8", "bleu", 2)}),
     "avx2": lambda: of_speeds({"32: ": "random-avx2", "one: ": "random-one-avx2"}, ENGINES, OF_BOTH),
