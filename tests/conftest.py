@@ -54,6 +54,12 @@ def batch(dictionary):
 
 
 @pytest.fixture
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
 def process_group(tmp_path):
     """Data-parallel training of one process."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)

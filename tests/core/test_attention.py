@@ -127,23 +127,6 @@ def test_dropout_acts_on_the_weights_in_training_only(need_weights):
     torch.testing.assert_close(module.eval()(x, need_weights=need_weights)[0], x)
 
 
-@pytest.mark.parametrize("start, padding", [(1, "none"), (1, "right"), (1, "middle"), (3, "middle"), (3, "left")])
-@pytest.mark.parametrize("clip", [None, 1, 3], ids=lambda clip: f"K={clip}")
-def test_incremental_equals_full(padding, clip, start):
-    """The mask is that of the new positions; some can be given at once, as they must where the first are padding."""
-    module, padding = make(relative_positions=clip, causal=True).eval(), padding_mask(padding)
-    query, caches, outputs = torch.randn(T, B, C, **DOUBLE), {}, []
-    mask = future_mask().clamp(min=-1e4)  # as the decoder has it, so that rows of padding do not become NaN
-    for begin, end in [(0, start), *((i, i + 1) for i in range(start, T))]:
-        seen = None if padding is None else padding[:, :end]
-        rows = mask[begin:end, :end] if end - begin > 1 else None
-        outputs.append(module(query[begin:end], None, seen, rows, incremental_state=caches)[0])
-    words = slice(None) if padding is None else ~padding.T
-    torch.testing.assert_close(torch.cat(outputs)[words], module(query, None, padding, mask)[0][words], **NEAR)
-    ((key, cache),) = caches.items()
-    assert key.endswith("target") and cache["cache"].shape == (2, B, H, T, C // H)
-
-
 def test_training_rounds_alike_with_and_without_gradients():
     """Recomputation trusts in it: its first pass has no gradients, its second one has."""
     attention, x = MultiheadAttention(16, 2, options=AttentionOptions(dropout=0.1)), torch.randn(30, 3, 16)

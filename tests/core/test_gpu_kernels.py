@@ -14,7 +14,6 @@ from fairseq_deep.core.aggregators import running_sums
 from fairseq_deep.core.aggregators.lstm_cell import gated_cell, lstm_cell, norm_gates
 from fairseq_deep.core.aggregators.running_sums import first_row, next_row
 from tests.helpers.models import make_batch
-from tests.helpers.tensors import DOUBLE
 
 DLCL = "transformer_dlcl_6l"
 TYPES = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -84,27 +83,6 @@ def test_rows_of_kernels_are_those_of_torch(size, window, shape, normed, dtype, 
         if want is not None:
             assert got.dtype == want.dtype
             torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
-
-
-def test_half_precision_is_at_least_as_exact_as_torchs_products(interpreted, monkeypatch):
-    """Weights are not rounded."""
-    entries = [torch.randn(4, 8).half() for _ in range(20)]
-    weights = torch.randn(1, 20, 20).tril().requires_grad_()
-    state = first_row(entries[0], weights, 20)
-    for row in range(1, 20):
-        state = next_row(state, row, entries[row])
-    exact = torch.einsum("k,kbc->bc", weights[0, -1].detach().double(), torch.stack(entries).double())
-    torch.testing.assert_close(state[0].double(), exact, rtol=1e-3, atol=1e-6)
-
-
-def test_an_interrupted_backward_pass_is_begun_again(rows):
-    entries, weights = [torch.randn(3, 4, **DOUBLE).requires_grad_() for _ in range(6)], torch.randn(1, 6, 6, **DOUBLE)
-    weights.requires_grad_()
-    norms = [torch.nn.LayerNorm(4, dtype=torch.float64) for _ in range(6)]
-    total = sums(entries, weights, 6, norms)[-1].sin().sum()
-    torch.autograd.grad(total, entries[4], retain_graph=True)
-    first, second = (torch.autograd.grad(total, [*entries, weights], retain_graph=True) for _ in range(2))
-    assert all(map(torch.equal, first, second))
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

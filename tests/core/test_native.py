@@ -4,6 +4,7 @@ Decoding steps are proven in ``test_steps.py``.
 """
 
 import copy
+import functools
 import gc
 import logging
 import shutil
@@ -24,19 +25,14 @@ from fairseq_deep.core.native.packed import NativeLinear, PacksWeight
 from fairseq_deep.core.native.steps import begin_step
 from fairseq_deep.core.residuals.branchnorm import BranchNorm
 from fairseq_deep.core.residuals.peri import PeriNorm
-from fairseq_deep.core.transformer import Transformer
+from tests.helpers.generation import near, prepared_model, without_kernels
 from tests.helpers.tensors import case
 
-pytestmark = pytest.mark.skipif(load() is None, reason=f"decoding uses {status()}")
+pytestmark = [pytest.mark.skipif(load() is None, reason=f"decoding uses {status()}"),
+              pytest.mark.usefixtures("no_gradients")]  # fmt: skip
 ROWS = (1, 5, 6, 7, 11, 12, 13, 25)
 SHAPES = [(1, 1), (37, 5), (16, 16), (33, 100), (64, 24), (70, 7)]
 LSTM, PRE, POST = "transformer_lstm_6l", "transformer_prenorm_6l", "transformer_postnorm_6l"
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture(params=[1, 2], ids="{} threads".format)
@@ -48,30 +44,8 @@ def threads(request):
 
 
 @pytest.fixture
-def prepared(build):
-    """prepared(arch, **flags): a model with random weights, ready for decoding."""
-
-    def make(arch, **flags):
-        torch.manual_seed(3)
-        model = build(arch, **{"encoder_layers": 1, "decoder_layers": 2, **flags}).eval()
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-        Transformer.prepare_for_decoding(model)
-        return model
-
-    return make
-
-
-def near(ours, theirs, rtol=1e-5, atol=2e-5):
-    assert len(ours) == len(theirs)
-    for number, (got, want) in enumerate(zip(ours, theirs)):
-        torch.testing.assert_close(got, want, rtol=rtol, atol=atol, msg=lambda text, at=number: f"{at}: {text}")
-
-
-def without_kernels(run):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "enabled", False)
-        return run()
+def prepared(dictionary):
+    return functools.partial(prepared_model, dictionary=dictionary)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -1,23 +1,32 @@
 """Sums over one buffer whose entries depend on the sums: gradients in any order of use, precision, what is freed.
 
-Running sums have the same weights at all positions (``running_sums.py``, for DLCL), position sums weights of each
-position (``position_sums.py``, for dynamic weights).
+Running sums have the same weights at all positions (``running_sums.py``, for DLCL), in PyTorch and in Triton's kernels;
+position sums have weights of each position (``position_sums.py``, for dynamic weights).
 """
 
 import pytest
 import torch
 
+from fairseq_deep.core import gpu
 from fairseq_deep.core.aggregators import position_sums
 from fairseq_deep.core.aggregators.running_sums import first_row, next_row
 from tests.helpers.tensors import DOUBLE
 
 T, B, C, K = 3, 2, 12, 20
-both_forms = pytest.mark.parametrize("form", ["running", "positions"])
+each_form = pytest.mark.parametrize("form", ["running", "positions", "kernels"])
+
+
+@pytest.fixture(autouse=True)
+def kernels(request, monkeypatch):
+    """Running sums by Triton's kernels in the interpreter, where the form says so."""
+    if request.node.callspec.params["form"] == "kernels":
+        pytest.importorskip("triton")
+        monkeypatch.setattr(gpu, "on_cpu", True)
 
 
 def leaves(form, size=K, groups=1):
     """y_0, and all weights: groups x R x R, or one tensor per row."""
-    if form == "running":
+    if form != "positions":
         weights = [torch.randn(groups, size, size, **DOUBLE).requires_grad_()]
     else:
         weights = [torch.randn(T, B, row + 1, **DOUBLE).requires_grad_() for row in range(size)]
@@ -31,7 +40,7 @@ def masked(weights, window):
 def naive(form, y_0, weights, window=100):
     """Row r reads h_0 ... h_r, and h_{r+1} is a function of it; all sums, and the entries."""
     entries, sums = [y_0], []
-    if form == "running":
+    if form != "positions":
         rows = masked(weights[0], window).repeat(C // len(weights[0]), 1, 1).unbind(1)
         rows = [row.t()[: number + 1] for number, row in enumerate(rows)]
     else:
@@ -93,7 +102,7 @@ def test_sums_equal_the_equation_and_any_of_them_can_have_a_gradient(used, own, 
     torch.testing.assert_close(found[1], found[0])
 
 
-@both_forms
+@each_form
 def test_a_graph_can_be_used_again(form):
     """After a backward pass that ends in the middle; the last one begins where that has ended."""
     given = leaves(form)
@@ -106,7 +115,7 @@ def test_a_graph_can_be_used_again(form):
     torch.testing.assert_close(grads(sums[4].sin().sum(), *given), grads(exact[4].sin().sum(), *given))
 
 
-@both_forms
+@each_form
 @pytest.mark.parametrize("frozen", ["weights", "first entry"])
 def test_what_is_frozen_has_no_gradient(frozen, form):
     y_0, weights = leaves(form)
@@ -115,19 +124,19 @@ def test_what_is_frozen_has_no_gradient(frozen, form):
     torch.testing.assert_close(got, want)
 
 
-@both_forms
+@each_form
 def test_what_a_backward_pass_wants_is_freed_by_it(form):
     node = (sums := chained(form, *leaves(form))[0])[-1].grad_fn
     sums[-1].sum().backward()
-    names = ("forward", "backward") if form == "running" else ("entries", "gradients")
+    names = ("entries", "gradients") if form == "positions" else ("forward", "backward")
     assert all(getattr(node.tape, name) is None for name in names) and not node.tape.entries
     with pytest.raises(RuntimeError, match="already been freed"):
         assert node.saved_tensors
 
 
-@pytest.mark.parametrize("groups", [1, 3, C])
+@pytest.mark.parametrize("form, groups", [("running", 1), ("running", 3), ("running", C), ("kernels", 1)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype, groups):
+def test_half_precision(dtype, form, groups):
     """Sums are exact but for two roundings of the result; gradients of weights are exact for the gradients given."""
     size, eps = 31, torch.finfo(dtype).eps
     weights = (masked(torch.randn(groups, size, size), size) / size).requires_grad_()

@@ -14,15 +14,13 @@ from fairseq_deep.core.attention import multihead
 from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.steps import NativeAttention
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.core.search import BeamSearch, SearchOptions
-from fairseq_deep.core.transformer import Transformer
-from fairseq_deep.plugin.architectures import build_architecture
-from tests.helpers.generation import strengthen
-from tests.helpers.models import make_batch, make_tagged_dictionary, tiny_flags
+from tests.helpers.generation import near, prepared_model, without_kernels
+from tests.helpers.models import make_tagged_dictionary
 from tests.helpers.tensors import Kernels
 
 LSTM, PRE, POST = "transformer_lstm_6l", "transformer_prenorm_6l", "transformer_postnorm_6l"
 SENTENCES, BEAM, PAD, STEPS = 3, 3, 1, 12
+ROUNDED = {"rtol": 1e-4, "atol": 1e-4}
 WITHOUT_COMPILER = {"backend": "eager"}  # traces, and runs what it has traced
 
 # architecture, flags, and what kernels run in a step of two layers: all of it, all layers one by one, or a number of
@@ -59,28 +57,17 @@ COMPILED = ("pre", "learned positions", "sums between layers", "a memory per lay
 with_kernels = pytest.mark.skipif(load() is None, reason=f"decoding uses {status()}")
 
 
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 @pytest.fixture
 def prepared(dictionary):
-    """prepared(name, **flags): a model of the table with random weights, ready for decoding."""
+    """prepared(name, **flags): a model of the table, ready for decoding."""
 
-    def make(name, strong=False, **more):
+    def make(name, **more):
         arch, flags = MODELS[name][:2]
         words = make_tagged_dictionary(len(dictionary), 12) if name == "languages" else dictionary
-        flags = {**tiny_flags(arch), "encoder_layers": 1, "decoder_layers": 2, **flags, **more}
-        torch.manual_seed(3)
-        model = build_architecture(arch, words, **flags).eval()
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-        if strong:
-            strengthen(model)
-        Transformer.prepare_for_decoding(model)
-        return model
+        return prepared_model(arch, words, **{**flags, **more})
 
     return make
 
@@ -152,18 +139,6 @@ def steps_of_search(model, new_orders, one_by_one=False):
     return scores
 
 
-def near(ours, theirs, rtol=1e-5, atol=2e-5):
-    assert len(ours) == len(theirs)
-    for number, (got, want) in enumerate(zip(ours, theirs)):
-        torch.testing.assert_close(got, want, rtol=rtol, atol=atol, msg=lambda text, at=number: f"step {at}: {text}")
-
-
-def by_torch(run):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "enabled", False)
-        return run()
-
-
 # --- kernels ---
 
 
@@ -187,7 +162,7 @@ def test_kernels_compute_the_steps_of_torch(name, threads, prepared, monkeypatch
     torch.set_num_threads(threads)
     try:
         script = list(orders(STEPS - 1, leave=[4]))
-        expected = by_torch(lambda: steps(model, script))
+        expected = without_kernels(lambda: steps(model, script))
         assert not ran
         near(steps_of_search(model, script), expected)
         whole = {"all": ["decoder_step"], "layers": 2 * ["decoder_layer_step"]}
@@ -204,7 +179,7 @@ def test_a_search_begins_with_one_hypothesis_per_sentence(name, prepared):
     """More steps than the caches have room for at first; an order may repeat a hypothesis."""
     model = prepared(name)
     script = [torch.arange(SENTENCES).repeat_interleave(BEAM) * BEAM, *orders(69, leave=[3])]
-    near(steps_of_search(model, script, one_by_one=True)[1:], by_torch(lambda: steps(model, script))[1:])
+    near(steps_of_search(model, script, one_by_one=True)[1:], without_kernels(lambda: steps(model, script))[1:])
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -224,7 +199,7 @@ def test_the_attention_of_the_alignment_is_left_to_torch(name, calls, prepared, 
     model.decoder.make_generation_fast_(need_attn=True)
     source, words = torch.randint(4, 40, (2, 7)), torch.full((2,), 5)
     run = lambda: [*model.decoder.start(model.encoder(source, None)).step(words)[:2]]  # noqa: E731
-    near(run(), by_torch(run))
+    near(run(), without_kernels(run))
     assert ran == calls * ["attention"]
 
 
@@ -236,7 +211,7 @@ def test_new_weights_are_those_that_the_next_search_uses(name, prepared):
     other.load_state_dict(weights)
     assert not torch.allclose(steps_of_search(model, script)[0], steps_of_search(other, script)[0])
     model.load_state_dict(weights)
-    near(steps_of_search(model, script), by_torch(lambda: steps(other, script)))
+    near(steps_of_search(model, script), without_kernels(lambda: steps(other, script)))
 
 
 @with_kernels
@@ -263,7 +238,7 @@ def test_all_compiled_steps_are_one_graph(name, prepared, counters):
     expected = steps(model, script, padded=padded)
     model.decoder.compile_steps(**WITHOUT_COMPILER)
     actual = steps(model, script, padded=padded)
-    near(actual, expected, 1e-4, 1e-4)
+    near(actual, expected, **ROUNDED)
     assert all(torch.equal(got.argmax(-1), want.argmax(-1)) for got, want in zip(actual, expected))
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
@@ -273,7 +248,7 @@ def test_room_is_doubled_with_one_more_graph(prepared, counters):
     model, state, script = prepared("pre", decoder_layers=1), {}, list(orders(69))
     expected = steps(model, script)
     model.decoder.compile_steps(**WITHOUT_COMPILER)
-    near(steps(model, script, state), expected, 1e-4, 1e-4)
+    near(steps(model, script, state), expected, **ROUNDED)
     assert counters["stats"]["unique_graphs"] == 2
     caches = [saved["cache"] for key, saved in state.items() if key.endswith("target")]
     assert {cache.size(3) for cache in caches} == {128 * BEAM}
@@ -287,7 +262,7 @@ def test_sentences_that_end_move_or_are_split(name, prepared, counters):
     model, script = prepared(name, decoder_layers=1), [*orders(2), *map(torch.tensor, MOVING)]
     expected = steps(model, script)
     model.decoder.compile_steps(dynamic=True, **WITHOUT_COMPILER)
-    near(steps(model, script), expected, 1e-4, 1e-4)
+    near(steps(model, script), expected, **ROUNDED)
     assert not counters["graph_break"]
 
 
@@ -296,7 +271,7 @@ def test_a_compiled_step_needs_no_synchronisation_and_writes_in_place(fused, pre
     """As a graph of a device requires it: caches stay where they are."""
     monkeypatch.setattr(multihead, "fuses_steps", lambda q: fused)
     model, state, places, asked = prepared("pre", no_token_positional_embeddings=True), {}, [], []
-    expected, step = by_torch(lambda: steps(model, orders(29))), model.decoder.run_step
+    expected, step = without_kernels(lambda: steps(model, orders(29))), model.decoder.run_step
 
     def watched(decoder, state, *inputs):
         with Kernels() as kernels:
@@ -308,7 +283,7 @@ def test_a_compiled_step_needs_no_synchronisation_and_writes_in_place(fused, pre
 
     model.decoder.compile_steps()
     model.decoder.compiled.compiled = watched
-    near(by_torch(lambda: steps(model, orders(29), state)), expected)
+    near(without_kernels(lambda: steps(model, orders(29), state)), expected)
     assert len(asked) == 29 and set(asked) == {0}
     assert all(place == places[0] for place in places) and len(places[0]) > 6
 
@@ -320,7 +295,7 @@ def test_a_capacity_is_at_least_one_and_never_exceeded(prepared, counters):
     assert model.decoder.compiled is None
     expected = steps(model, orders(5))
     model.decoder.compile_steps(6, **WITHOUT_COMPILER)
-    near(steps(model, orders(5)), expected, 1e-4, 1e-4)
+    near(steps(model, orders(5)), expected, **ROUNDED)
     with pytest.raises(UsageError, match="more than 6 positions: compile for a larger capacity, or omit it"):
         steps(model, orders(6))
 
@@ -333,22 +308,5 @@ def test_without_a_compiler_steps_are_run_as_they_are(prepared, counters, caplog
     expected = steps(model, orders(5))
     model.decoder.compile_steps(backend=missing)
     with caplog.at_level(logging.WARNING):
-        near(steps(model, orders(5)), expected, 1e-4, 1e-4)
+        near(steps(model, orders(5)), expected, **ROUNDED)
     assert caplog.text.count("decoding steps are not compiled: ") == 1 and "no g++ here" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["pre", pytest.param("LSTM", marks=pytest.mark.nightly),
-                                  pytest.param("average attention", marks=pytest.mark.nightly)])  # fmt: skip
-def test_a_whole_search_finds_the_same_with_kernels_and_compiled_steps(name, prepared, dictionary, counters):
-    """Sentences end at several steps."""
-    model, source = prepared(name, strong=True), make_batch(dictionary, lengths=(7, 3, 5))[0]
-    source[:, -1] = dictionary.eos()
-    search = BeamSearch([model], SearchOptions(beam=BEAM, max_len_a=1, max_len_b=3, limit_each=True))
-    expected, found = by_torch(lambda: search(source)), [search(source)]
-    assert len({len(sentence[0]["tokens"]) for sentence in expected}) > 1
-    model.decoder.compile_steps(**WITHOUT_COMPILER)  # a graph for each number of sentences
-    found.append(search(source))
-    for sentences in found:
-        for got, want in zip(sentences, expected):
-            assert [each["tokens"].tolist() for each in got] == [each["tokens"].tolist() for each in want]
-            near([each["score"] for each in got], [each["score"] for each in want], 1e-4, 1e-4)

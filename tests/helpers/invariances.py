@@ -4,6 +4,8 @@ Each function takes ``make(**flags)``, which builds a narrow model without dropo
 ``INVARIANCES`` has them all by name.
 """
 
+import copy
+
 import torch
 
 from fairseq_deep.core.norms import normalise
@@ -160,33 +162,34 @@ def hidden_states_lead_from_the_embedding_to_the_output(make, dictionary):
 
 
 def lower_precision_is_finite_and_near(make, dictionary):
-    """All in bf16, and as under --amp, where layer outputs, norms and the embedding come in different types.
+    """All in bf16 or fp16, and as under --amp, where layer outputs, norms and the embedding come in different types.
 
-    Near means: far below the spread of the outputs, at any depth, and for the gradient below half its size. A model
+    Near means: far below the spread of the outputs, at any depth, and for the gradient a share of its size. A model
     whose layers amplify every difference (untrained depth-wise LSTMs from 12 layers on) is no nearer than what the
     rounding of its weights alone changes.
     """
     batch, model = make_batch(dictionary), make().train()
 
-    def gradient(dtype=None):
+    def gradient(model, amp=False):
         model.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is not None):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):
             output = features(model, *batch)
-        output.float().square().mean().backward()
+        (128 * output.float().square().mean()).backward()  # a loss scale
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None and parameter.grad.isfinite().all(), name
             assert parameter.grad.dtype == parameter.dtype, name
         return output.detach(), torch.cat([parameter.grad.flatten().float() for parameter in model.parameters()])
 
-    exact, direction = gradient()
-    mixed, found = gradient(torch.bfloat16)
-    half, rough = (value.detach() for value in (model.bfloat16(), gradient())[1])
-    rounded, unavoidable = (model.float(), gradient())[1]
-    assert half.dtype == torch.bfloat16
-    for output, grads in ((half, rough), (mixed, found)):
-        assert output.isfinite().all() and not torch.equal(output.float(), exact)
-        assert (output.float() - exact).abs().mean() < max(0.1 * exact.std(), 4 * (rounded - exact).abs().mean())
-        assert (grads - direction).norm() < max(0.5 * direction.norm(), 4 * (unavoidable - direction).norm())
+    (exact, direction), mixed = gradient(model), gradient(model, amp=True)
+    for dtype, share in ((torch.bfloat16, 0.5), (torch.float16, 0.05)):
+        half = copy.deepcopy(model).to(dtype)
+        found = gradient(half)
+        assert found[0].dtype == dtype
+        rounded, unavoidable = gradient(half.float())
+        for output, grads in (found, mixed) if dtype == torch.bfloat16 else (found,):
+            assert output.isfinite().all() and not torch.equal(output.float(), exact)
+            assert (output.float() - exact).abs().mean() < max(0.1 * exact.std(), 4 * (rounded - exact).abs().mean())
+            assert (grads - direction).norm() < max(share * direction.norm(), 4 * (unavoidable - direction).norm())
 
 
 INVARIANCES = {

@@ -161,6 +161,15 @@ def test_hypotheses_are_fairseqs_with_every_method(method, kernels, lively, dict
     compare(model, dictionary)
 
 
+@pytest.mark.parametrize("method", [*METHODS][:1] + [pytest.param(each, marks=pytest.mark.nightly)
+                                                     for each in [*METHODS][1:]])  # fmt: skip
+def test_compiled_steps_find_the_same_hypotheses(method, lively, dictionary, monkeypatch):
+    monkeypatch.setattr(library, "enabled", False)
+    model, compiled = (lively(**METHODS[method]) for _ in range(2))
+    compiled.decoder.compile_steps(backend="eager")  # traces, and runs what it has traced
+    compare(compiled, dictionary, stock=model, lengths=(6, 3))
+
+
 def test_hypotheses_and_attention_of_an_ensemble_and_in_bf16(lively, dictionary):
     models = [lively(1), lively(2, name="transformer_dlcl_6l")]
     compare(models, dictionary, temperature=1.2)
