@@ -1,0 +1,22 @@
+"""Refusals as text files: a command on a line, and below it, indented, the line that it ends with.
+
+``...`` in a line stands for any text. Lines that begin with $ are run by bash before the command; # is a comment.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+
+def rows(name):
+    """The rows (lines for bash, command, line) of tests/errors/NAME.txt, as parameters of a test."""
+    text = Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8")
+    for before, command, said in re.findall(r"(?m)^((?:\$ .*\n)*)([^#$\s].*)\n((?: {4}.*\n)+)", text):
+        yield pytest.param(before.replace("$ ", ""), command, " ".join(said.split("\n    ")).strip(), id=command[:80])
+
+
+def assert_says(line, said):
+    """Whether a *line* is what a row has for it."""
+    assert "\n" not in line.strip(), line
+    assert re.fullmatch(".*".join(map(re.escape, said.split("..."))), line.strip()), f"{line!r} is not {said!r}"

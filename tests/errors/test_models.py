@@ -1,26 +1,34 @@
-"""Methods and options that do not go together, or have no such value: one line with the problem and the fix.
+"""Methods and options that do not go together, or have no such value: one line with the problem and the fix."""
 
-The tables are in the modules beside this one: (architecture, flags of the model, words of the message).
-"""
-
-import importlib
-from pathlib import Path
+import argparse
+import shlex
 
 import pytest
 
 from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from tests.errors import assert_says, rows
+from tests.helpers.methods import NO_FFN
 
-TABLES = sorted(path.stem for path in Path(__file__).parent.glob("models_*.py"))
-REFUSED = [
-    pytest.param(*row, id=f"{table[len('models_'):]} {' '.join(f'{name}={value}' for name, value in row[1].items())}")
-    for table in TABLES
-    for row in importlib.import_module(f"tests.errors.{table}").REFUSED
-]
+PARSER = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+DeepTransformerModel.add_args(PARSER)
+PARSER.add_argument("--ddp-comm-hook")
+for switch in ("--fp16", "--bf16"):
+    PARSER.add_argument(switch, action="store_true")
+for action in PARSER._actions:
+    action.default, action.type = argparse.SUPPRESS, None if "to_keep" in action.dest else action.type
 
 
-@pytest.mark.parametrize("arch, flags, words", REFUSED)
-def test_a_model_is_refused_in_one_line(arch, flags, words, build):
+@pytest.mark.parametrize("before, command, said", rows("models"))
+def test_a_model_is_refused_in_one_line(before, command, said, build):
+    arch, *words = shlex.split(command)
     with pytest.raises(UsageError) as error:
-        build(arch, **flags)
-    message = str(error.value)
-    assert words in message and "\n" not in message, message
+        given = vars(PARSER.parse_args(words))
+        build(f"transformer_{arch}", **{**(NO_FFN if given.get("layer_agg") in ("lstm", "rnn") else {}), **given})
+    assert_says(str(error.value), said)
+
+
+@pytest.mark.parametrize("name", ["hyper-connections", "attention-residual"])
+def test_a_norm_placement_that_only_a_configuration_can_give(name, build):
+    with pytest.raises(UsageError, match=f"--decoder-normalize-before has no effect: --layer-agg {name} "):
+        build("transformer_prenorm_2l2l_tiny", layer_agg=name, decoder_normalize_before=False)
