@@ -9,7 +9,6 @@ script that the user called.
 from __future__ import annotations
 
 import asyncio
-import copy
 import dataclasses
 import importlib
 import json
@@ -21,17 +20,16 @@ from typing import Any
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.machine import count_cores
 
-from . import estimate, scripts, seeds, summary
-from .compare import cluster
-from .compare.trainings import Run
+from . import cluster, estimate, scripts, seeds, summary
 from .display import Display
 from .engine import Engine, Stopped
 from .options import EXAMPLES
-from .plan import Plan, count_gpus
+from .plan import Plan
 from .recipe import Recipe
 from .runner import Runner, StageFailed, of_system, report_result
 from .stages import Markers
 from .steps import STAGES, set_up, start_training
+from .trainings import runs_of
 from .watch import Watch
 
 
@@ -137,23 +135,17 @@ def train_seeds(runner: Runner) -> None:
     Raises:
         StageFailed: seeds have failed
     """
-    plan, args = runner.plan, copy.copy(runner.plan.options)
-    args.exp, args.devices = plan.exp, args.ngpu and count_gpus()
-    runs = [Run(None, seed, plan.of_seed(seed), plan.exp) for seed in plan.seed_list]
-    for run in runs if args.stage else ():
-        Markers(run.plan).forget(max(args.stage, 4))
-    try:
-        failed = cluster.train(runner.engine, runs, args)
-    except Stopped:
-        jobs = "; the jobs continue (scancel ends them)" if args.launcher == "slurm" else ""
-        raise StageFailed(f"stopped{jobs}; to resume: {runner.resume_words()}", 130) from None
-    if args.stop_stage == 7:
-        parts = [[run.seed for run in runs if (run.name in failed) == bad] for bad in (False, True)]
+    plan, options, runs = runner.plan, runner.plan.options, runs_of(runner.plan)
+    for run in runs if options.stage else ():
+        Markers(run.plan).forget(max(options.stage, 4))
+    failed = cluster.train(runner.engine, runs, options, plan.exp)
+    if options.stop_stage == 7:
+        parts = [[run.seed for run in runs if (run in failed) == bad] for bad in (False, True)]
         summary.summarise(plan.exp, *parts)
     if failed:
-        reasons = [f"{run.name}: {run.reason()}, see {run.folder}/logs" for run in runs if run.name in failed]
+        reasons = [f"{run.name}: {run.reason()}, see {run.folder}/logs" for run in failed]
         raise StageFailed(f"error: {len(failed)} of {len(runs)} runs failed ({'; '.join(reasons)}); fix the problem, "
-                          f"then resume: {runner.resume_words()}")  # fmt: skip
+                          f"then resume: {plan.again}")  # fmt: skip
 
 
 def share_cores(processes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import os
 import re
@@ -35,7 +36,8 @@ def parse_flags(words: list[str], others: Iterable[str] = ()) -> argparse.Namesp
     return options.parse_args_and_arch(parser, list(words))
 
 
-def parse_command(command: list[str], others: Iterable[str] = ()) -> argparse.Namespace:
+@functools.cache
+def parse_command(command: tuple[str, ...], others: tuple[str, ...] = ()) -> argparse.Namespace:
     """Return the flags of a fairseq-train *command*, completed by its architecture, without building the model.
 
     Args:

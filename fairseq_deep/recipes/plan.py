@@ -13,7 +13,7 @@ from fairseq_deep.tools.machine import count_cores
 
 from . import changes, nodes, seeds
 from .model import parse_command
-from .options import EXAMPLES, ROOT, check_extra_flags, flag_of, load_conf
+from .options import EXAMPLES, ROOT, check_extra_flags, flag_of, load_conf, quote
 from .other_runs import check_against, check_start, check_teacher, start_flags
 from .recipe import Recipe
 from .stages import compute_keys
@@ -87,7 +87,6 @@ class Plan:
         """Return the plan of one of several seeds, with its own directory."""
         plan = copy.copy(self)
         plan.options = copy.copy(self.options)
-        vars(plan).pop("args", None)
         plan.options.seed, plan.exp = seed, os.path.join(self.home, f"seed{seed}")
         other = os.path.join(self.options.against, f"seed{seed}")
         if self.options.against and os.path.isdir(other):
@@ -116,14 +115,22 @@ class Plan:
         """Whether there is a public corpus."""
         return self.options.multilingual or os.path.isfile(self.description)
 
+    @property
+    def again(self) -> str:
+        """The command that resumes the run."""
+        if self.options.task == "compare":
+            return "run the same command again"
+        rank = ["--node-rank", self.place.rank] if "node_rank" in self.options.given else []
+        return quote([os.path.join(self.home, "resume.sh"), *rank])
+
     @functools.cached_property
     def args(self) -> argparse.Namespace:
-        """The training command as fairseq-train parses it, with the architecture's values.
+        """The training command as fairseq-train parses it, with the architecture's values; common to all seeds.
 
         Raises:
             UsageError: a flag is unknown or wrong, or flags contradict each other
         """
-        return parse_command(self.train_command, map(flag_of, self.options.declared()))
+        return parse_command(tuple(self.train_command), tuple(map(flag_of, self.options.declared())))
 
     def path(self, *parts: str) -> str:
         """Return a path in the directory of this training run."""
@@ -140,7 +147,7 @@ class Plan:
             name += f"-{options.arch.removeprefix('transformer_')}"
         name = ("demo" if options.demo else name) + "-smoke" * options.smoke
         exp = os.path.join(ROOT, "exp", name) if options.exp == "auto" else options.exp
-        self.exp = self.home = os.path.abspath(exp)
+        self.exp = self.home = options.exp = os.path.abspath(exp)
         if ":" in self.exp or "," in self.exp:  # fairseq splits paths at ':' and prefixes at ','
             raise UsageError(f"--exp {self.exp}: fairseq does not support ':' or ',' in a path; choose another one")
         if os.path.exists(self.exp) and not os.path.isdir(self.exp):
@@ -195,8 +202,7 @@ class Plan:
 
     def _resolve_devices(self) -> None:
         options = self.options
-        if options.ngpu == "auto":
-            options.ngpu = count_gpus() // options.jobs or min(1, count_gpus())
+        resolve_gpus(options)
         if options.ngpu and options.cpu_processes != 1:
             raise UsageError("--cpu-processes requires --ngpu 0, since each GPU has one process: omit it, or add that")
         self.processes = options.ngpu or options.cpu_processes
@@ -313,6 +319,12 @@ class Plan:
                 f"would be {self.devices} x {options.max_tokens} x {options.update_freq}: use the same batch, use "
                 "another --exp, or accept the change with --force-batch true"
             )
+
+
+def resolve_gpus(options: Recipe) -> None:
+    """Divide the visible GPUs among simultaneous runs, unless ``--ngpu`` is given."""
+    if options.ngpu == "auto":
+        options.ngpu = count_gpus() // options.jobs or min(1, count_gpus())
 
 
 def count_gpus() -> int:

@@ -124,9 +124,7 @@ class Runner:
         try:
             await function(self)
         except Stopped:
-            raise StageFailed(
-                f"stopped in stage {stage} ({NAMES[stage]}); to resume: {self.resume_words()}", 130
-            ) from None
+            raise StageFailed(f"stopped in stage {stage} ({NAMES[stage]}); to resume: {self.plan.again}", 130) from None
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -134,14 +132,9 @@ class Runner:
         except Failed as error:
             reason = f"stage {stage} ({NAMES[stage]}) failed: {error}"
             raise StageFailed(
-                f"error: {reason}; log: {quote([self.log])}; fix the problem, then resume: {self.resume_words()}",
+                f"error: {reason}; log: {quote([self.log])}; fix the problem, then resume: {self.plan.again}",
                 reason=reason,
             ) from None
-
-    def resume_words(self) -> str:
-        """Return the command that resumes the run."""
-        rank = ["--node-rank", self.plan.place.rank] if "node_rank" in self.plan.options.given else []
-        return quote([os.path.join(self.plan.home, "resume.sh"), *rank])
 
     async def run(
         self,

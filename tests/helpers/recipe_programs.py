@@ -14,7 +14,7 @@ sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__
 from fairseq_deep.errors import UsageError  # noqa: E402
 from fairseq_deep.recipes import engine, watch  # noqa: E402
 from fairseq_deep.recipes.recipe import Recipe  # noqa: E402
-from fairseq_deep.recipes.text import corpus, rebuild, subwords  # noqa: E402
+from fairseq_deep.recipes.text import rebuild, subwords  # noqa: E402
 
 
 class Plan:
@@ -34,11 +34,6 @@ def flags(*names):
     for name in names:
         parser.add_argument(f"--{name}", default="")
     return parser.parse_args(sys.argv[2:])
-
-
-def run_corpus():
-    args = flags("source-lang", "target-lang", "data", "out", "route")
-    corpus.copy_corpus(args.data, args.out, (args.source_lang, args.target_lang), args.route)
 
 
 def run_rebuild():

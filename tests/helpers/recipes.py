@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 from unittest import mock
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import driver
+from fairseq_deep.recipes.text.corpus import copy_corpus
 from tests.helpers.forkserver import BIN, SCRIPTS, server
 from tests.helpers.paths import PROGRAMS, ROOT
 
@@ -41,24 +43,27 @@ def environment(tools):
     }
 
 
-def recipe(tools, exp, *words, **how):
-    fork_drivers(tools)
-    command = [str(MAIN), "--exp", str(exp), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(tools), timeout=300, **how)
-
-
-def checked(script, *words):
-    """The ended process of a recipe that is refused or prints a plan; run in this process."""
+def driven(script, *words, variables=()):
+    """The ended driver of *script*, with other *variables* of the environment; run in this process."""
     line = [re.search(r'/start\.sh" (\S+)', Path(script).read_text())[1], str(script), *map(str, words)]
     out, errors = io.StringIO(), io.StringIO()
-    quiet = (contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors))
-    trains = mock.patch("fairseq_deep.recipes.driver.prepare", side_effect=AssertionError(f"it runs: {words}"))
-    with quiet[0], quiet[1], mock.patch.dict(os.environ), trains:
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors), mock.patch.dict(os.environ, variables):
         try:
             status = driver.main(line)
         except SystemExit as end:
             status = end.code
     return subprocess.CompletedProcess(line, status, out.getvalue(), errors.getvalue())
+
+
+def recipe(tools, exp, *words):
+    """The ended recipe, with the programs in the folder *tools*."""
+    return driven(MAIN, "--exp", exp, *words, variables=environment(tools))
+
+
+def checked(script, *words):
+    """The ended driver of a recipe that is refused or prints a plan."""
+    with mock.patch("fairseq_deep.recipes.driver.prepare", side_effect=AssertionError(f"it runs: {words}")):
+        return driven(script, *words)
 
 
 def assert_refused(done, *parts, status=65):
@@ -125,9 +130,15 @@ def program(name, *words, langs=LANGS, **how):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, **how)
 
 
-def check(data, out, *words):
-    """The data check of the recipes, which copies what is good."""
-    return program("corpus", "--data", data, "--out", out, *words)
+def check(data, out):
+    """The ended data check of the recipes, which copies what is good."""
+    said, error = io.StringIO(), ""
+    with contextlib.redirect_stdout(said):
+        try:
+            copy_corpus(str(data), str(out), LANGS, "")
+        except UsageError as problem:
+            error = f"error: {problem.message}\n"
+    return subprocess.CompletedProcess([], 65 if error else 0, said.getvalue(), error)
 
 
 def write_pairs(folder, **splits):

@@ -20,8 +20,7 @@ COMPARE = """
 import asyncio, os, sys
 from types import SimpleNamespace as Facts
 sys.modules["fairseq"] = None  # which it needs not, and which takes seconds
-from fairseq_deep.recipes import engine, runner
-from fairseq_deep.recipes.compare import trainings
+from fairseq_deep.recipes import engine, runner, trainings
 class Run(trainings.Run):
     def prune(self): self.ended = True
     def is_done(self): return hasattr(self, "ended")
@@ -40,8 +39,7 @@ for label in ("one", "two"):
     os.makedirs(folder, exist_ok=True)
     runs.append(Run(Facts(label=label, ours=False), 1, plan(folder)))
 with engine.Engine() as running:
-    args = Facts(exp=sys.argv[1], jobs=2, ngpu=0, devices=0)
-    asyncio.run(trainings.Trainings(running, runs, args).work())
+    asyncio.run(trainings.Trainings(running, runs, Facts(jobs=2, ngpu=0), sys.argv[1] + "/shared").work())
 """
 
 

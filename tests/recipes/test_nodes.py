@@ -25,7 +25,7 @@ WORDS = """
 """.split()
 MODEL = """
 -- --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-layers 2 --dropout 0 --attention-dropout 0
---activation-dropout 0 --lr 0.01 --warmup-updates 10 --num-workers 0 --log-interval 1 --max-epoch 4
+--activation-dropout 0 --lr 0.01 --warmup-updates 10 --num-workers 0 --log-interval 1 --max-epoch 3
 """.split()
 
 
@@ -91,7 +91,7 @@ def test_two_machines_train_as_one_process_and_one_that_dies_ends_both(programs,
     """A process is killed, the next start goes on, and losses and weights are those of one process left alone."""
     exp = tmp_path / "exp"
     machines = Machines(programs, exp, corpus, torchrun="real")
-    machines.wait_for(7)
+    machines.wait_for(5)
     begun = time.time()
     os.kill(int((machines.pids / "fairseq-train.3").read_text()), signal.SIGKILL)
     ended = machines.said()
@@ -105,13 +105,13 @@ def test_two_machines_train_as_one_process_and_one_that_dies_ends_both(programs,
     assert "4 CPUs x 100 tokens x update-freq 1 = 400 tokens per update" in ended[0][1]
     machines.assert_gone()
     before = losses_of(exp)
-    assert not (exp / ".done.4").exists() and not (exp / "checkpoints/checkpoint4.pt").exists()
+    assert not (exp / ".done.4").exists() and not (exp / "checkpoints/checkpoint3.pt").exists()
 
     again = Machines(programs, exp, corpus).said()
     assert [status for status, _, _ in again] == [0, 0] and again[0][1].count("already done") == 4, again
     assert (exp / "trained-with.txt").read_text().splitlines()[3] == "4 CPUs on 2 machines"
     found, first = losses_of(exp), min(set(losses_of(exp)) - set(before))
-    assert "Loaded checkpoint" in (exp / "logs/4-train.log").read_text() and first > 7
+    assert "Loaded checkpoint" in (exp / "logs/4-train.log").read_text() and first > 4
 
     words = shlex.split((exp / "train.sh").read_text())
     for flag, value in (("--update-freq", "4"), ("--save-dir", str(tmp_path / "one"))):
@@ -119,7 +119,7 @@ def test_two_machines_train_as_one_process_and_one_that_dies_ends_both(programs,
     done = server().call(words)
     alone = losses(done.stdout)
     assert done.returncode == 0, done.stderr
-    assert len(alone) >= 16 and found == pytest.approx(alone, abs=2e-3)
+    assert len(alone) >= 12 and found == pytest.approx(alone, abs=2e-3)
     weights = last(exp / "checkpoints")
     for name, value in last(tmp_path / "one").items():
         torch.testing.assert_close(weights[name], value, atol=1e-3, rtol=0, msg=name)

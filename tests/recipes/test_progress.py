@@ -1,6 +1,7 @@
 """The engine that runs a recipe's commands: their status, their output, and that nothing outlives it."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -23,8 +24,8 @@ def progress():
     return watch
 
 
-def begin(folder, body, *options):
-    command = [sys.executable, PROGRAMS, "process", "--log", folder / "log", *options, "--", "bash", "-c", body]
+def begin(folder, body):
+    command = [sys.executable, PROGRAMS, "process", "--log", folder / "log", "--", "bash", "-c", body]
     return subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL)
 
 
@@ -94,14 +95,6 @@ def test_progress_is_to_the_nearest_limit_with_the_time_left(limits, expected, p
     assert tuple(map("".join, found)) == expected
 
 
-@pytest.mark.parametrize("body, status", [
-    ("exit 0", 0), ("exit 3", 1), ("exit 2", 1), ("exit 75", 130), ("kill -TERM $$", 130), ("kill -USR1 $$", 130),
-    ("kill -KILL $$", 1),
-])  # fmt: skip
-def test_status(body, status, tmp_path):
-    assert begin(tmp_path, body).wait(30) == status
-
-
 @pytest.mark.parametrize("number", engine.SIGNALS)
 def test_signals_are_handed_on_and_the_end_is_awaited(number, tmp_path):
     mark, pid = tmp_path / "mark", tmp_path / "pid"
@@ -123,8 +116,16 @@ def run_commands(*bodies, folder):
         return asyncio.run(run())
 
 
-@pytest.mark.parametrize("number", engine.SIGNALS)
-def test_signals_that_come_while_the_command_starts_are_handed_on(number, tmp_path, monkeypatch):
+@pytest.mark.parametrize("body, end", [
+    ("exit 0", type(None)), ("exit 3", engine.Failed), ("exit 2", engine.Failed), ("kill -KILL $$", engine.Failed),
+    ("exit 75", engine.Stopped), ("kill -TERM $$", engine.Stopped), ("kill -USR1 $$", engine.Stopped),
+])  # fmt: skip
+def test_status(body, end, tmp_path):
+    [found] = run_commands(body, folder=tmp_path)
+    assert isinstance(found, end)
+
+
+def test_a_signal_that_comes_while_the_command_starts_is_handed_on(tmp_path, monkeypatch):
     """On a loaded machine, a command may have begun before the engine goes on."""
     mark, pid, popen = tmp_path / "mark", tmp_path / "pid", subprocess.Popen
     before = [signal.getsignal(each) for each in engine.SIGNALS]
@@ -132,7 +133,7 @@ def test_signals_that_come_while_the_command_starts_are_handed_on(number, tmp_pa
     def slow(command, **options):
         child = popen(command, **options)
         wait_for(pid)
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)
         return child
 
     monkeypatch.setattr(engine.subprocess, "Popen", slow)
@@ -171,12 +172,18 @@ def test_a_log_that_cannot_be_written_stops_the_command(tmp_path, monkeypatch):
     assert mark.read_text() == "saved\n"
 
 
-def test_a_training_that_goes_on_at_another_commit_says_both(progress, tmp_path):
+def test_a_training_that_goes_on_at_another_commit_says_both(tmp_path):
+    def train(body):
+        with engine.Engine() as running, contextlib.suppress(engine.Failed):
+            watcher = watch.Train(str(tmp_path), (0, 0, 0))
+            asyncio.run(running.run(["bash", "-c", body], str(tmp_path / "log"), watcher))
+
     stats = '{"epoch": 1, "update": 0.5, "num_updates": "%d", "loss": "9", "ppl": "512"}'
-    path, options = tmp_path / "train.jsonl", ("--train", tmp_path)
-    assert begin(tmp_path, "exit 3", *options).wait(30) == 1 and path.read_text() == ""  # it has trained nothing
+    path = tmp_path / "train.jsonl"
+    train("exit 3")
+    assert path.read_text() == "", "it has trained nothing"
     for update in (1, 2):
-        assert begin(tmp_path, f"echo '| INFO | train_inner | {stats % update}'", *options).wait(30) == 0
+        train(f"echo '| INFO | train_inner | {stats % update}'")
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [each["kind"] for each in records] == ["session", "train_inner"] * 2
     assert records[0]["commit"] == record.commit()

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_deep.recipes.engine import Engine
 from fairseq_deep.runtime import find_bundle
 from tests.helpers.recipes import (
     LANGS,
@@ -202,25 +204,13 @@ class TestStages:
         assert json.loads((exp / "train.before.jsonl").read_text()) == better
 
     def test_two_runs_do_not_share_a_folder(self, tools, stubs, corpus, tmp_path, monkeypatch):
-        hang, hanging = Path(f"{stubs}.hang"), Path(f"{stubs}.hanging")
-        hang.touch()
-        words = ("--exp", tmp_path / "exp", "--data", corpus, *SMALL)
-        first = subprocess.Popen([str(word) for word in (MAIN, *words)], env=environment(tools),
-                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-        end = time.time() + 120
-        while not (hanging.exists() and hanging.read_text().endswith("\n")) and time.time() < end:
-            time.sleep(0.05)
-        programs(stubs)
         monkeypatch.setenv("RECIPE_PATIENCE", "0")
-        done = recipe(tools, tmp_path / "exp", *words[2:])
-        assert_refused(done, f"exp is in use by process {first.pid} on ", "try again later, or use another", status=2)
-        assert programs(stubs) == []
-        first.terminate()
-        first.wait()
-        assert_gone(int(hanging.read_text()))
-        hang.unlink()
-        monkeypatch.setenv("RECIPE_PATIENCE", "30")
-        assert recipe(tools, tmp_path / "exp", *words[2:]).returncode == 0
+        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL, "--stop-stage", "0")
+        with Engine() as other:
+            other.take_lock(str(tmp_path / "exp"))
+            problem = f"exp is in use by process {os.getpid()} on ", "try again later, or use another --exp"
+            assert_refused(recipe(*words), *problem, status=2)
+        assert programs(stubs) == [] and recipe(*words).returncode == 0
 
     def test_a_later_stage_alone_says_what_is_missing(self, tools, stubs, corpus, tmp_path):
         done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--stage", "6")

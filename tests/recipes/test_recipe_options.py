@@ -186,22 +186,23 @@ def test_every_file_that_decides_what_is_installed_changes_the_stamp(tmp_path):
 ])  # fmt: skip
 def test_the_environment_of_the_user_is_checked_once(tmp_path, lacks, said):
     """And not again by a script that this one calls. The clone in the working directory is not what commands import."""
-    (tmp_path / "bin").mkdir()
-    if lacks == "fairseq":
-        (tmp_path / "fairseq.py").write_text("raise ImportError")
-    copied = shutil.copytree(ROOT / "fairseq_deep", tmp_path / "fairseq_deep", ignore=shutil.ignore_patterns("__py*"))
-    if lacks == "the same code":  # as of another clone
-        (copied / "tools/new.py").write_text("")
-    if lacks == "fairseq_deep":
-        (copied / "__init__.py").write_text("raise ImportError")
+    files = {"fairseq.py": "", "fairseq_deep/__init__.py": "", "root/fairseq_deep/__init__.py": "",
+             "root/examples/common/env.sh": (ROOT / "examples/common/env.sh").read_text()}  # fmt: skip
+    changes = {"fairseq": ("fairseq.py", "raise ImportError"), "the same code": ("fairseq_deep/new.py", ""),
+               "fairseq_deep": ("fairseq_deep/__init__.py", "raise ImportError")}  # fmt: skip
+    files.update([changes[lacks]] if lacks else [])
+    for name, content in {"bin/python": "", **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
     program = tmp_path / "bin/python"
     program.write_text(f'#!/usr/bin/env bash\necho call >> {tmp_path}/calls\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "FAIRSEQ_DEEP_ENV": "current", "PATH": path, "PYTHONPATH": str(tmp_path)}
-    once = f". '{ROOT}/examples/common/env.sh'; ensure_env"
+    once = f". '{tmp_path}/root/examples/common/env.sh'; ensure_env"
     script = f'{once} && bash -c "{once}"'
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, cwd=ROOT)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment,
+                          cwd=tmp_path / "root")  # fmt: skip
     assert done.returncode == (1 if lacks else 0) and said in done.stderr and done.stderr.count("\n") == bool(lacks)
     assert (tmp_path / "calls").read_text().count("call") == 1
 

@@ -1,5 +1,6 @@
 """SLURM: job arrays of ``compare``, the batch script, the machines of a step; on a real cluster by tests/slurm.sh."""
 
+import asyncio
 import json
 import os
 import re
@@ -15,8 +16,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed.utils import infer_init_method
 from omegaconf import OmegaConf
 
-from fairseq_deep.recipes import driver
-from fairseq_deep.recipes.compare import cluster
+from fairseq_deep.recipes import cluster, driver
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import MAIN, assert_refused, checked
 
@@ -131,13 +131,11 @@ def test_what_slurm_rejects_is_one_line_and_nothing_is_prepared(corpus, tmp_path
 
 @real
 def test_a_directory_that_the_nodes_do_not_have_is_one_line(monkeypatch, tmp_path):
-    args = SimpleNamespace(exp=str(tmp_path), jobs=1, ngpu=0, given=(), slurm="", slurm_hours="24")
     monkeypatch.setattr(cluster, "FRESH", 0)
     plan = SimpleNamespace(exp=str(tmp_path / "a"), keys=["key"] * 8, options=SimpleNamespace(stop_stage=7))
     run = cluster.Run(SimpleNamespace(label="a"), 1, plan)
     (tmp_path / "a").mkdir()
-    found = cluster.Cluster([run], args)
-    found._collect({"99": run})
+    asyncio.run(cluster.Cluster(None, [run], SimpleNamespace(exp=str(tmp_path)), "")._report(run, "99"))
     assert re.match(r"job 99 ended before it began: put --exp on a disk that all nodes share \(.*_log", run.reason())
 
 

@@ -15,9 +15,9 @@ from itertools import islice
 from typing import Any
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.recipes.compare.trainings import devices_of
 from fairseq_deep.recipes.engine import Engine, Stopped
 from fairseq_deep.recipes.text import corpus, distilled
+from fairseq_deep.recipes.trainings import devices_of
 from fairseq_deep.runtime.files import checksum
 from fairseq_deep.tools import translate
 from fairseq_deep.tools.arguments import at_least_one

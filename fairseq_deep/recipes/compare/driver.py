@@ -8,23 +8,23 @@ import shlex
 from typing import Any
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes import cluster
 from fairseq_deep.recipes import driver as recipes
 from fairseq_deep.recipes.changes import PLANNED
-from fairseq_deep.recipes.engine import Engine, Stopped
+from fairseq_deep.recipes.engine import Engine
 from fairseq_deep.recipes.estimate import ends_in_warmup
 from fairseq_deep.recipes.plan import Plan
 from fairseq_deep.recipes.record import read_json, write_json
 from fairseq_deep.recipes.runner import Runner, StageFailed
 from fairseq_deep.recipes.steps import STAGES
+from fairseq_deep.recipes.trainings import Run, runs_of
 from fairseq_deep.tools.command_lines import flags_of
 
-from . import cluster, depth, results, table, tune
+from . import depth, results, table, tune
 from .options import Compare, check_options, conditions, load_size, resolve, resolve_schedule
 from .systems import System, check, check_unchanged, read_systems
-from .trainings import Run
 
 FAILED = 3  # exit status if some training runs failed; 1 is the status of unexpected errors
-SEARCH_FAILED = 4  # exit status if runs of the search for learning rates failed; there is no table
 TEXT = "the hash of the text"  # a condition
 
 
@@ -59,32 +59,31 @@ def shared_flags(args: Compare) -> tuple[list[str], int]:
     return flags + args.extra + args.schedule, every
 
 
+def plan_system(args: Compare, system: System, resumes: bool, folder: str = "runs", **settings: Any) -> Plan:
+    """Return the plan of a system with all seeds, in the subdirectory *folder* of the experiment.
+
+    Args:
+        resumes: whether the plan must agree with existing runs
+        settings: other options of the recipe
+    """
+    flags, every = shared_flags(args)
+    if system.ours:
+        flags += ["--log-depth-interval", str(every)]
+    flags += [*system.sizes, *system.flags]
+    options = args.run(system.arch, os.path.join(args.exp, folder, system.label), flags, **settings)
+    return Plan(options).resolve(resumes)
+
+
 def plan_runs(args: Compare, systems: list[System], final: bool = True) -> list[Run]:
     """Return all runs: all systems with the first seed, then all systems with the second, and so on.
 
     Args:
         final: whether the learning rates are final; existing runs must then agree with the systems
     """
-    runs, folder = [], os.path.join(args.exp, "runs")
-    flags, every = shared_flags(args)
     if final:
-        check_unchanged(systems, folder)
-    for seed in args.seed_list:
-        for system in systems:
-            depth = ["--log-depth-interval", str(every)] if system.ours else []
-            own = [*flags, *depth, *system.sizes, *system.flags]
-            options = args.run(system.arch, os.path.join(folder, system.label, f"seed{seed}"), seed, own)
-            runs.append(Run(system, seed, Plan(options).resolve(resumes=final)))
-    return runs
-
-
-def prepare_text(engine: Engine, plan: Plan) -> None:
-    """Run set-up and text preparation once for all runs; each run links the result into its directory."""
-    os.makedirs(plan.path("logs"), exist_ok=True)
-    try:
-        asyncio.run(Runner(plan, engine).run_stages(STAGES, 0, 3))
-    except StageFailed as end:
-        raise Stopped if end.status == 130 else UsageError(f"{end.reason}; then run the same command again") from None
+        check_unchanged(systems, os.path.join(args.exp, "runs"))
+    runs = [run for system in systems for run in runs_of(plan_system(args, system, final), system)]
+    return sorted(runs, key=lambda run: args.seed_list.index(run.seed))
 
 
 def report(args: Compare, systems: list[System], runs: list[Run]) -> None:
@@ -149,17 +148,12 @@ def work(args: Compare) -> None:
     place = os.path.join(args.exp, "conditions.json")
     old = read_json(place)
     resolve_schedule(args, old)
-    systems, flags = read_systems(args.arguments, args.systems), shared_flags(args)[0]
-
-    def plan(arch: str, own: list[str]) -> Plan:
-        folder = os.path.join(args.exp, "shared")
-        return Plan(args.run(arch, folder, args.seed_list[0], [*flags, *own], stop_stage=3)).resolve(resumes=False)
-
-    text = plan(systems[0].arch, [])
+    systems = read_systems(args.arguments, args.systems)
+    text = plan_system(args, System("shared", systems[0].arch, []), False, "", stop_stage=3)
     now = {**conditions(args), **({} if args.table_only else {TEXT: text.keys[3]})}
     check_conditions(args.exp, old, now, [[*args.extra, *system.flags] for system in systems])
     systems = depth.expand(systems, args.depth_list) if args.depth_list else systems
-    check(systems, lambda arch, own: plan(arch, own).args, args.width)
+    check(systems, lambda system: plan_system(args, system, resumes=False).args, args.width)
     search = None
     if args.tune != "none":
         search = tune.Tuner(args, plan_runs, None, tune.rate_of(flags_of(text.train_command), "-- --lr"))
@@ -176,13 +170,14 @@ def work(args: Compare) -> None:
         return
     with Engine() as engine:
         engine.take_lock(args.exp)
-        prepare_text(engine, text)
+        os.makedirs(text.path("logs"), exist_ok=True)
+        asyncio.run(Runner(text, engine).run_stages(STAGES, 0, 3))
         write_json(place, now)
 
-        def train(runs: list[Run]) -> list[str]:
+        def train(runs: list[Run]) -> list[Run]:
             for run in runs:
                 run.system.record(os.path.dirname(run.folder))
-            return cluster.train(engine, runs, args)
+            return cluster.train(engine, runs, args, text.exp)
 
         if search:
             search.work = train
@@ -192,7 +187,7 @@ def work(args: Compare) -> None:
         failed = train(runs)
         report(args, systems, runs)
     if failed:
-        names = ", ".join(failed)
+        names = ", ".join(run.name for run in failed)
         raise StageFailed(f"error: {len(failed)} of {len(runs)} runs failed: {names}; the same command retries them",
                           FAILED)  # fmt: skip
 
@@ -205,11 +200,5 @@ def main(script: str, words: list[str]) -> int:
         options.parser(os.path.basename(script)).print_help()
         return 0
     check_options(options)
-    try:
-        work(options)
-    except Stopped:
-        jobs = "; the jobs continue (scancel ends them)" if options.launcher == "slurm" else ""
-        raise StageFailed(f"stopped{jobs}; to resume, run the same command again", 130) from None
-    except tune.SearchFailed as problem:
-        raise StageFailed(f"error: {problem.message}", SEARCH_FAILED) from None
+    work(options)
     return 0

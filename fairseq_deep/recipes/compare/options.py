@@ -26,7 +26,7 @@ from fairseq_deep.recipes.options import (
     one_of,
     option,
 )
-from fairseq_deep.recipes.plan import Plan, count_gpus
+from fairseq_deep.recipes.plan import Plan, resolve_gpus
 from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.tools.command_lines import flags_of
 
@@ -46,7 +46,6 @@ class Compare(Recipe):
 
     Attributes, set by `resolve` and `resolve_schedule`:
         seed_list, depth_list: numbers of ``--seeds`` and ``--depths``
-        devices: GPUs of this machine
         scales: factors of the lengths of the schedule, of the runs and of the search
         schedule, tune_schedule: flags with the scaled lengths, of the runs and of the search
         warmup: warm-up of the size
@@ -84,7 +83,7 @@ class Compare(Recipe):
         super().__post_init__()
         self.seed_list: list[int] = []
         self.depth_list: list[int] = []
-        self.devices, self.warmup = 0, ""
+        self.warmup = ""
         self.scales: list[float] = [1, 1]
         self.schedule: list[str] = []
         self.tune_schedule: list[str] = []
@@ -96,21 +95,21 @@ class Compare(Recipe):
         shared = Recipe.declared()
         return dict(sorted(found.items(), key=lambda item: item[0] in shared and item[1] is shared[item[0]]))
 
-    def run(self, arch: str, folder: str, seed: int, flags: list[str], **settings: Any) -> Recipe:
-        """Return the options of one training run.
+    def run(self, arch: str, folder: str, flags: list[str], **settings: Any) -> Recipe:
+        """Return the options of the training runs of a system.
 
         Args:
             arch: architecture of the system
-            folder: directory of the run
+            folder: directory of its seeds
             flags: flags of fairseq-train
             settings: other options
         """
         names = Recipe.declared()
         options = Recipe(**{name: getattr(self, name) for name in names})
-        options.given = self.given & names.keys() | {"arch", "conf", "exp", "ngpu", "seed"}
+        options.given = self.given & names.keys() | {"arch", "conf", "exp", "ngpu"}
         options.extra = list(flags)
-        own = {"task": "compare", "arch": arch, "exp": folder, "seed": seed, "seeds": "",
-               "dry_run": False, "nnodes": 1, "subsets": "test" if self.translate else "none"}  # fmt: skip
+        own = {"task": "compare", "arch": arch, "exp": folder, "dry_run": False,
+                "nnodes": 1, "subsets": "test" if self.translate else "none"}  # fmt: skip
         for name, value in {**own, **settings}.items():
             setattr(options, name, value)
         return options
@@ -162,15 +161,14 @@ def resolve(options: Compare) -> None:
     options.width, options.heads = width, heads if options.heads == "auto" else options.heads
     if width and (options.heads < 1 or width % options.heads):
         raise UsageError(f"--width {width} is not divisible by {options.heads} heads: change --width or --heads")
-    options.seed_list, options.devices = seeds.parse(options.seeds), count_gpus()
+    options.seed_list = seeds.parse(options.seeds)
     options.depth_list = depth.parse(options.depths) if options.depths else []
     if options.tune_updates == "auto":
         options.tune_updates = options.updates  # half a run can favour another rate
     if options.tune != "none" and options.tune_seed in options.seed_list:
         raise UsageError(f"--tune-seed {options.tune_seed} must not be in --seeds: change one of them")
-    each = max(1, options.devices // options.jobs) if options.devices else 0
-    options.ngpu = each if options.ngpu == "auto" else options.ngpu
-    if not options.devices or not options.ngpu:  # simultaneous training runs share the cores
+    resolve_gpus(options)
+    if not options.ngpu:
         recipes.share_cores(options.jobs)
 
 
@@ -185,7 +183,7 @@ def resolve_schedule(args: Compare, old: dict[str, Any]) -> None:
         whole = args.updates
     scales = [min(1, args.updates / whole), min(1, args.tune_updates / args.updates)]
     args.scales = old.get(SCALES, [1, 1]) if old else scales
-    words = [*Plan(args.run("", args.exp, 1, [])).conf_flags, *args.extra]
+    words = [*Plan(args.run("", args.exp, [])).conf_flags, *args.extra]
     args.schedule = scaled(words, args.scales[0], LENGTHS[:1])
     args.warmup = flags_of(words)[LENGTHS[0]]
     args.tune_schedule = scaled([*words, *args.schedule], args.scales[1]) or args.schedule

@@ -8,7 +8,7 @@ import re
 import shlex
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fairseq_deep.core.registry import nearest
@@ -120,12 +120,12 @@ def _parse(line: str, known: dict[str, Any]) -> System:
     return System(label, arch, words[1:])
 
 
-def check(systems: list[System], parse: Callable[[str, list[str]], argparse.Namespace], width: int) -> None:
+def check(systems: list[System], parse: Callable[[System], argparse.Namespace], width: int) -> None:
     """Parse the flags of all systems like fairseq-train, and build each model without memory.
 
     Args:
         systems: the systems; their ``ours``, ``sizes`` and ``settings`` are set
-        parse: returns the flags of an architecture's training command with the flags of a system
+        parse: returns the flags of a system's training command
         width: common width, or 0 for each architecture's own
 
     Raises:
@@ -142,7 +142,7 @@ def check(systems: list[System], parse: Callable[[str, list[str]], argparse.Name
             raise UsageError(f"{system.label}: {error}") from error
 
 
-def _check_one(system: System, parse: Callable[[str, list[str]], argparse.Namespace], width: int) -> None:
+def _check_one(system: System, parse: Callable[[System], argparse.Namespace], width: int) -> None:
     """Check a system, and set its ``sizes`` and ``settings``."""
     from fairseq.models import ARCH_MODEL_REGISTRY
 
@@ -150,13 +150,13 @@ def _check_one(system: System, parse: Callable[[str, list[str]], argparse.Namesp
     for sides in (("encoder", "decoder"), ("encoder",), ("decoder",), ()) if width else ((),):
         sizes = [word for side in sides for word in (f"--{side}-ffn-embed-dim", str(4 * width))]
         try:
-            with_own = parse(system.arch, [*sizes, *system.flags])
+            with_own = parse(replace(system, sizes=sizes))
             _build(system, with_own)
         except (UsageError, SystemExit):
             if not sides:
                 raise
             continue
-        _check_equal(parse(system.arch, []), with_own)
+        _check_equal(parse(replace(system, flags=[])), with_own)
         names = _names(ARCH_MODEL_REGISTRY[system.arch]) - {"log_depth_interval"}  # depends on the number of updates
         system.sizes = sizes
         system.settings = {name: getattr(with_own, name) for name in sorted(names) if hasattr(with_own, name)}

@@ -15,6 +15,7 @@ from typing import Any
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.changes import scaled
 from fairseq_deep.recipes.record import result_line
+from fairseq_deep.recipes.runner import StageFailed
 from fairseq_deep.recipes.scripts import without_options
 from fairseq_deep.tools import results
 from fairseq_deep.tools.command_lines import flags_of
@@ -28,8 +29,8 @@ EXTENSIONS = 3
 """Maximum number of rates in addition to the first three of a system."""
 
 
-class SearchFailed(UsageError):
-    """Runs failed for a reason other than their learning rate."""
+SEARCH_FAILED = 4
+"""Exit status if runs failed for a reason other than their learning rate; there is no table."""
 
 
 class Tuner:
@@ -46,6 +47,7 @@ class Tuner:
         self.plan, self.work, self.default = plan, work, default
         self.args = copy.copy(args)
         self.args.exp, self.args.seed_list = os.path.join(args.exp, "tune"), [args.tune_seed]
+        self.args.seeds = f"{args.tune_seed},"
         self.args.updates, self.args.schedule, self.args.translate = args.tune_updates, args.tune_schedule, False
 
     def choose(self, systems: list[System]) -> list[System]:
@@ -82,17 +84,16 @@ class Tuner:
         """Train the candidates; return their validation losses, infinite for a run that diverged.
 
         Raises:
-            SearchFailed: runs failed for another reason
+            StageFailed: runs failed for another reason
         """
         runs = self.plan(self.args, candidates)
         if self.work:
-            names = self.work(runs)
-            failed = [run.name for run in runs if run.name in names and not diverged(run.reason())]
+            failed = [run.name for run in self.work(runs) if not diverged(run.reason())]
             if failed:
-                count = f"{len(failed)} of {len(runs)}"
-                raise SearchFailed(
-                    f"{count} runs of the search for learning rates failed: {', '.join(failed)}; the same command "
-                    "retries them"
+                raise StageFailed(
+                    f"error: {len(failed)} of {len(runs)} runs of the search for learning rates failed: "
+                    f"{', '.join(failed)}; the same command retries them",
+                    SEARCH_FAILED,
                 )
         lines = {
             run.system.label: result_line(run.folder, run.system.label, run.system.text, run.seed)

@@ -1,4 +1,4 @@
-"""``compare --launcher slurm``: the training runs as elements of a SLURM job array, submitted by submitit.
+"""``--launcher slurm``: training runs as elements of a SLURM job array, submitted by submitit.
 
 An element trains, translates and scores one run in its directory, which all nodes share. Before its time limit it
 saves a checkpoint and is requeued. The command ends after all elements. Started again, it follows elements that are
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import importlib.util
 import logging
 import os
 import re
@@ -18,16 +19,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from fairseq_deep.errors import UsageError, one_line
-from fairseq_deep.recipes.display import Display
-from fairseq_deep.recipes.engine import Engine, Stopped
-from fairseq_deep.recipes.options import ROOT
-from fairseq_deep.recipes.record import read_json, write_json
 from fairseq_deep.tools.output_files import write_text
 
-from .trainings import EVERY, Run, Trainings
+from .engine import Engine, Stopped
+from .options import ROOT
+from .record import read_json, write_json
+from .runner import StageFailed
+from .trainings import Run, Trainings
 
 SIGNAL_SECONDS = 300
 """Time between the signal to save and the time limit; it must be enough for one validation."""
@@ -43,8 +45,8 @@ SET = ("array", "chdir", "error", "export", "gpus-per-node", "job-name", "nodes"
 class Job:
     """A run as a task of submitit."""
 
-    def __init__(self, run: Run, args: Any):
-        self.run, self.args = run, args
+    def __init__(self, run: Run, args: Any, text: str):
+        self.run, self.args, self.text = run, args, text
 
     def __call__(self) -> None:
         """Train, translate and score the run; its directory records the result."""
@@ -54,7 +56,7 @@ class Job:
         with Engine() as engine:
             try:
                 engine.take_lock(self.run.folder)
-                asyncio.run(Trainings(engine, [self.run], self.args).work())
+                asyncio.run(Trainings(engine, [self.run], self.args, self.text).work())
                 return
             except Stopped:
                 pass
@@ -94,8 +96,6 @@ def options_of(text: str) -> dict[str, str]:
 
 def check(args: Any) -> None:
     """Reject a machine without SLURM or submitit, and options that SLURM rejects; nothing is submitted."""
-    import importlib.util
-
     for program in ("sbatch", "squeue"):
         if not shutil.which(program):
             raise UsageError(f"--launcher slurm: {program} is not in PATH: run this on a login node of the cluster")
@@ -123,97 +123,100 @@ def _parameters(args: Any) -> dict[str, Any]:
             **options_of(args.slurm)}  # fmt: skip
 
 
-def train(engine: Engine, runs: list[Run], args: Any) -> list[str]:
-    """Train the unfinished *runs* with the launcher of *args*, and return the names of failed runs."""
-    if args.launcher == "slurm":
-        return Cluster(runs, args).work()
-    return asyncio.run(Trainings(engine, runs, args).work())
-
-
-class Cluster:
-    """Submits training runs and follows them to their end.
+def train(engine: Engine, runs: list[Run], args: Any, text: str) -> list[Run]:
+    """Train the unfinished *runs* with the launcher of *args*, and return those that failed.
 
     Args:
-        runs: runs in order; finished ones are skipped
-        args: options of the comparison
+        text: directory with the text of all runs
+
+    Raises:
+        StageFailed: a signal has stopped the training
     """
+    kind, jobs = Trainings, ""
+    if args.launcher == "slurm":
+        kind, jobs = Cluster, "; the jobs continue (scancel ends them)"
+    try:
+        return asyncio.run(kind(engine, runs, args, text).work())
+    except Stopped:
+        raise StageFailed(f"stopped{jobs}; to resume: {runs[0].plan.again}", 130) from None
 
-    def __init__(self, runs: list[Run], args: Any):
-        self.runs, self.display = runs, Display(EVERY)
-        self.args, self.folder = copy.copy(args), os.path.join(args.exp, "slurm")
-        self.args.jobs, self.args.devices = 1, args.ngpu
-        self.parallel = args.jobs if "jobs" in args.given else len(runs)
 
-    def work(self) -> list[str]:
-        """Train the unfinished runs, and return the names of failed runs.
+class Cluster(Trainings):
+    """The queue as a job array of SLURM: one worker submits the runs, and follows them to their end."""
+
+    def slots(self) -> list[str]:
+        return [""]
+
+    async def work_off(self, queue: Iterator[Run], devices: str) -> None:
+        todo, left = [*queue], queued()
+        waiting = {job: run for run in todo if (job := read_json(_record(run)).get("job")) in left}
+        for job, run in waiting.items():
+            self.display.print(f"{run.name}: job {job} is in the queue")
+        waiting |= self._submit([run for run in todo if run not in waiting.values()])
+        while waiting:
+            left = queued()
+            for job in [job for job in waiting if job not in left]:
+                await self._report(waiting.pop(job), job)
+            if waiting:
+                await asyncio.sleep(POLL)
+
+    def _submit(self, runs: list[Run]) -> dict[str, Run]:
+        """Submit *runs* as a job array, and return them by job.
 
         Raises:
             UsageError: SLURM rejects the jobs
         """
-        todo, queue = [run for run in self.runs if not run.is_done()], queued()
-        waiting = {job: run for run in todo if (job := read_json(self._record(run)).get("job")) in queue}
-        for job, run in waiting.items():
-            self.display.print(f"{run.name}: job {job} is in the queue")
-        self._submit([run for run in todo if run not in waiting.values()], waiting)
-        with self.display:
-            while waiting:
-                self._collect(waiting)
-                if self.display.is_due():
-                    count = len(self.runs) - len(waiting)
-                    self.display.show("all", count, len(self.runs), "training runs")
-                if waiting:
-                    time.sleep(POLL)
-        return [run.name for run in todo if not run.is_done()]
-
-    @staticmethod
-    def _record(run: Run) -> str:
-        return os.path.join(run.folder, "job.json")
-
-    def _submit(self, runs: list[Run], waiting: dict[str, Run]) -> None:
-        """Submit *runs* as a job array, and add them to *waiting*."""
         import submitit
 
         if not runs:
-            return
-        executor = submitit.SlurmExecutor(folder=self.folder, max_num_timeout=10**6, python=shlex.quote(sys.executable))
-        own = _parameters(self.args)
+            return {}
+        args = copy.copy(self.args)
+        args.jobs, parallel = 1, args.jobs if "jobs" in args.given else len(runs)
+        executor = submitit.SlurmExecutor(self._folder, max_num_timeout=10**6, python=shlex.quote(sys.executable))
+        own = _parameters(args)
         given = {name: own.pop(name) for name in ("time", "nodes", "ntasks-per-node", "cpus-per-task")}
         executor.update_parameters(
             **{name.replace("-", "_"): value for name, value in given.items()}, additional_parameters=own,
-            array_parallelism=self.parallel, signal_delay_s=SIGNAL_SECONDS, job_name="fairseq_deep",
+            array_parallelism=parallel, signal_delay_s=SIGNAL_SECONDS, job_name="fairseq_deep",
             setup=[f"export PYTHONUTF8=1 PYTHONPATH={shlex.quote(ROOT)}${{PYTHONPATH:+:$PYTHONPATH}}"],
         )  # fmt: skip
         try:
             with executor.batch():
-                jobs = [executor.submit(Job(run, self.args)) for run in runs]
+                jobs = [executor.submit(Job(run, args, self.text)) for run in runs]
         except submitit.core.utils.FailedJobError as error:
             raise UsageError(f"--launcher slurm: {_words(str(error))}; correct --slurm") from error
         for job, run in zip(jobs, runs):
             run.forget_failure()
             os.makedirs(run.folder, exist_ok=True)
-            write_json(self._record(run), {"job": job.job_id})
-            waiting[job.job_id] = run
+            write_json(_record(run), {"job": job.job_id})
             self.display.print(f"{run.name}: submitted as job {job.job_id}")
+        return {job.job_id: run for job, run in zip(jobs, runs)}
 
-    def _collect(self, waiting: dict[str, Run]) -> None:
-        """Remove ended jobs from *waiting*, and report them."""
-        left = queued()
-        for job in [job for job in waiting if job not in left]:
-            run = waiting.pop(job)
-            end = time.monotonic() + FRESH
-            while not run.is_done() and not run.reason() and time.monotonic() < end:
-                os.listdir(run.folder)  # refreshes the cache of a network file system
-                time.sleep(1)
-            if not run.is_done() and not run.reason():
-                write_text(run.failure, f"job {job} {self._end_of(job)}\n")
-            self.display.print(f"{run.name}: {'done' if run.is_done() else f'FAILED: {run.reason()}'}")
+    async def _report(self, run: Run, job: str) -> None:
+        """Report the result of a job that has ended."""
+        end = time.monotonic() + FRESH
+        while not run.is_done() and not run.reason() and time.monotonic() < end:
+            os.listdir(run.folder)  # refreshes the cache of a network file system
+            await asyncio.sleep(1)
+        if run.is_done():
+            self.display.print(f"{run.name}: done")
+        else:
+            self.fail(run, run.reason() or f"job {job} {self._end_of(job)}")
+
+    @property
+    def _folder(self) -> str:
+        return os.path.join(self.args.exp, "slurm")
 
     def _end_of(self, job: str) -> str:
         """Describe a job that ended without a result."""
-        log = os.path.join(self.folder, f"{job}_0_log.err")
+        log = os.path.join(self._folder, f"{job}_0_log.err")
         if not os.path.exists(log):
             return f"ended before it began: put --exp on a disk that all nodes share ({log} does not exist)"
         return f"was cancelled or killed: see {log}"
+
+
+def _record(run: Run) -> str:
+    return os.path.join(run.folder, "job.json")
 
 
 def queued() -> set[str]:

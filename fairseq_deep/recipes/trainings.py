@@ -1,4 +1,4 @@
-"""Execution of a comparison's training runs, some at a time, with progress and time estimates."""
+"""The queue of training runs: some at a time, each on its share of the devices, with progress and time estimates."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ import re
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.recipes.display import Display, clock
-from fairseq_deep.recipes.engine import Engine, Failed, Stopped
-from fairseq_deep.recipes.plan import Plan
-from fairseq_deep.recipes.runner import Runner, StageFailed, of_system, report_result
-from fairseq_deep.recipes.seeds import link_text
-from fairseq_deep.recipes.stages import Markers
-from fairseq_deep.recipes.steps import STAGES
-from fairseq_deep.recipes.watch import TRAIN
 from fairseq_deep.tools.output_files import write_text
 
-from .systems import System
+from .display import Display, clock
+from .engine import Engine, Failed, Stopped
+from .plan import Plan, count_gpus
+from .record import text_of
+from .runner import Runner, StageFailed, of_system, report_result
+from .seeds import link_text
+from .stages import Markers
+from .steps import STAGES
+from .watch import TRAIN
+
+if TYPE_CHECKING:
+    from .compare.systems import System
+    from .recipe import Recipe
 
 EVERY = 30  # interval of progress lines, in seconds
 
@@ -32,14 +36,13 @@ class Run:
 
     Args:
         system: the system; None: a recipe with this seed
-        shared: directory of the text; empty: the comparison's
 
     Attributes:
         share, said: finished share of its training, while it is trained, and its description
     """
 
-    def __init__(self, system: System | None, seed: int, plan: Plan, shared: str = ""):
-        self.system, self.seed, self.plan, self.folder, self.shared = system, seed, plan, plan.exp, shared
+    def __init__(self, system: System | None, seed: int, plan: Plan):
+        self.system, self.seed, self.plan, self.folder = system, seed, plan, plan.exp
         self.share, self.said = 0.0, "has begun"
 
     @property
@@ -53,10 +56,7 @@ class Run:
 
     def reason(self) -> str:
         """Return the reason of a failure; empty if the run did not fail."""
-        if not os.path.exists(self.failure):
-            return ""
-        with open(self.failure, encoding="utf-8") as stream:
-            return stream.read().strip()
+        return text_of(self.failure).strip()
 
     def forget_failure(self) -> None:
         """Remove the reason of an earlier failure."""
@@ -75,6 +75,11 @@ class Run:
         for name in os.listdir(folder):
             if not needed.fullmatch(name):
                 os.remove(os.path.join(folder, name))
+
+
+def runs_of(plan: Plan, system: System | None = None) -> list[Run]:
+    """Return the runs of a plan with several seeds."""
+    return [Run(system, seed, plan.of_seed(seed)) for seed in plan.seed_list]
 
 
 class Progress(Display):
@@ -103,25 +108,32 @@ class Trainings:
     Args:
         engine: runs the commands
         runs: runs in order; finished ones are skipped
-        args: options of the comparison: directory, number of simultaneous runs, GPUs per run and of the machine
+        args: options: number of simultaneous runs, and GPUs per run
+        text: directory with the text of all runs
+
+    Attributes:
+        failed, running: runs that failed, and runs of which progress is shown
     """
 
-    def __init__(self, engine: Engine, runs: list[Run], args: Any):
-        self.engine, self.runs, self.shared = engine, runs, os.path.join(args.exp, "shared")
+    def __init__(self, engine: Engine, runs: list[Run], args: Recipe, text: str):
+        self.engine, self.runs, self.args, self.text = engine, runs, args, text
         self.failed: list[Run] = []
         self.running: list[Run] = []
         self.display = Display(EVERY)
-        self.slots = devices_of(args.jobs, args.ngpu, args.devices)
 
-    async def work(self) -> list[str]:
-        """Train the unfinished runs, and return the names of failed runs.
+    def slots(self) -> list[str]:
+        """Return the devices of each worker."""
+        return devices_of(self.args.jobs, self.args.ngpu, self.args.ngpu and count_gpus())
+
+    async def work(self) -> list[Run]:
+        """Train the unfinished runs, and return those that failed.
 
         Raises:
             Stopped: after a signal, when all commands have ended
         """
         with self.display:
             queue = iter(self._todo())
-            workers = {asyncio.create_task(self._work_off(queue, devices)) for devices in self.slots}
+            workers = {asyncio.create_task(self.work_off(queue, devices)) for devices in self.slots()}
             while workers:
                 ended, workers = await asyncio.wait(workers, timeout=0.5)
                 for worker in ended:
@@ -130,9 +142,9 @@ class Trainings:
                     self._show()
         if self.engine.stopping:
             raise Stopped
-        return [run.name for run in self.runs if run in self.failed]
+        return [run for run in self.runs if run in self.failed]
 
-    async def _work_off(self, queue: Iterator[Run], devices: str) -> None:
+    async def work_off(self, queue: Iterator[Run], devices: str) -> None:
         """Train runs of the queue on *devices*, one after the other."""
         environment = {"CUDA_VISIBLE_DEVICES": devices} if devices else {}
         for run in queue:
@@ -143,18 +155,18 @@ class Trainings:
                 await self._train(run, environment)
             except StageFailed as end:
                 if end.status == 1:
-                    self._fail(run, end.reason)
+                    self.fail(run, end.reason)
             except UsageError as error:
-                self._fail(run, error.message)
+                self.fail(run, error.message)
             except OSError as error:  # such as a full disk
-                self._fail(run, of_system(error))
+                self.fail(run, of_system(error))
             finally:
                 self.running.remove(run)
                 self.display.remove(run.name)
 
     async def _train(self, run: Run, environment: dict[str, str]) -> None:
         """Train, translate, score and diagnose one run."""
-        link_text(run.shared or self.shared, run.folder)
+        link_text(self.text, run.folder)
         run.forget_failure()
         resumes = os.path.exists(os.path.join(run.folder, "checkpoints", "checkpoint_last.pt"))
         self.display.print(f"{run.name}: started{' (resumed)' * resumes}")
@@ -171,7 +183,8 @@ class Trainings:
         found = "".join([f", {words} {result[name]:.2f}" for name, words in scores.items() if name in result][:1])
         self.display.print(f"{run.name}: done in {clock(time.time() - begun)}{found}; {self._left()}")
 
-    def _fail(self, run: Run, problem: str) -> None:
+    def fail(self, run: Run, problem: str) -> None:
+        """Record a run that failed."""
         self.failed.append(run)
         self.display.print(f"{run.name}: FAILED: {problem}")
         with contextlib.suppress(OSError):
