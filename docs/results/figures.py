@@ -145,7 +145,8 @@ COLUMNS = {
     "BLEU, mean": spread("bleu", 2, ends=False),
     "chrF": spread("chrf", 2, ends=False),
     "BLEU, reporting half": lambda record, system: " ".join(
-        f"{run['parts']['reporting']['bleu']:.2f}" for run in runs(record)[system].values()),
+        f"{run['parts']['reporting']['bleu']:.2f}" for run in runs(record)[system].values()
+    ),
     "source gain": spread("source_gain", 2, ends=False),
     "- plain": lambda record, system: difference(record, system, "pre") if system != "pre" else "",
     "p (Holm)": lambda record, system: holm(record, "pre").get(system, ""),
@@ -171,18 +172,6 @@ def of_runs(record, columns, rows, first="system"):
     """Return a table with a row for each of *rows*, ``{label: system}``."""
     cells = [[label, *(COLUMNS[column](record, system) for column in columns)] for label, system in rows.items()]
     return markdown([first, *columns], cells)
-
-
-def of_rates(record, rows, rates, suffix="", first="system"):
-    """Return the validation losses by learning rate; the lowest of each row is bold."""
-    cells = []
-    for label, prefix in rows.items():
-        systems = [f"{prefix}-lr{rate}{suffix}" for rate in rates]
-        found = [values(record, system, "valid_loss")[0] if system in runs(record) else None for system in systems]
-        best = min(each for each in found if each is not None)
-        shown = ["" if each is None else f"{each:.3f}" for each in found]
-        cells.append([label, *(f"**{text}**" if each == best else text for text, each in zip(shown, found))])
-    return markdown([first, *rates], cells)
 
 
 def of_speeds(tests, rows, columns):
@@ -236,13 +225,6 @@ TABLES = {
          for name, key in (("plain pre-norm", "pre"), ("DLCL", "dlcl"), ("CompleteP", "completep"))],
     ),
     "depth": lambda: of_runs("depth", SCORES, BY_DEPTH),
-    "rates-by-depth": lambda: of_rates(
-        "learning-rates",
-        {f"{name}, {layers} layers": f"{key}_{layers}" for name, key, depths in (
-            ("plain pre-norm", "pre", (6, 12, 20, 30)), ("DLCL", "dlcl", (6, 12, 20, 30)),
-            ("CompleteP", "completep", (6, 20))) for layers in depths},
-        ["0.001", "0.002", "0.004", "0.008"],
-    ),
     "large-updates": lambda: of_runs("large-updates-6-24", ["updates", "trained on", "seeds", *SCORES], {
         "CompleteP, 6 layers": "completep_6-rate0.008", "the same, too high rate": "completep_6",
         "the same, computation of 24 layers": "completep_6-updates7290", "CompleteP, 24 layers": "completep_24",
