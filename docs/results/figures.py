@@ -255,8 +255,6 @@ TABLES = {
     "deep-shallow-speeds": lambda: of_speeds({"32, ": "real", "one, ": "real-one"}, SHALLOW, {
         **INT8, "int8, stock = 1": OF_STOCK["int8, stock = 1"],
         "int8, CTranslate2 = 1": OF_BOTH["int8, CTranslate2 = 1"]}),
-    "modern-speeds": lambda: of_speeds({"32, ": "real-modern", "one, ": "real-modern-one"}, {
-        "6 + 6, plain": "ours", "6 + 6, `transformer_modern_6l`": "modern6"}, {**INT8, **OF_STOCK}),
     "decoders": lambda: of_speeds({"": "random"}, DECODERS, {**INT8, **OF_BOTH}),
     "real-text": lambda: of_speeds({"": "real-plain"}, ENGINES, {
         **INT8, **OF_BOTH, "BLEU": ("", "bleu", 2), "BLEU in int8": ("-int8", "bleu", 2)}),
