@@ -167,22 +167,6 @@ def test_sentencepiece_and_gnmts_length_penalty_are_kept(trained, tmp_path):
     assert model.encode(lines[0]).tolist() and model.bpe.sp.get_piece_size() > 10
 
 
-def test_a_package_from_before_it_had_a_longest_output(pair, tmp_path):
-    _, _, package = pair
-    older = tmp_path / "older"
-    shutil.copytree(package, older)
-    config = json.loads((older / "config.json").read_text())
-    for name in ("max_len_a", "max_len_b"):
-        del config["search"][name]
-    (older / "config.json").write_text(json.dumps(config))
-    lines = (older / "SHA256SUMS").read_text().splitlines()
-    digest = hashlib.sha256((older / "config.json").read_bytes()).hexdigest()
-    lines = [f"{digest}  config.json" if line.endswith("  config.json") else line for line in lines]
-    (older / "SHA256SUMS").write_text("\n".join(lines) + "\n")
-    bundle = find_bundle(str(older))
-    assert (bundle.beam, bundle.max_len_a, bundle.max_len_b) == (3, 1.0, 50)
-
-
 def test_values_are_plain_text_in_the_card():
     evil = "<img src=x onerror=alert(1)> [a](javascript:alert(1)) ![b](data:x) https://x.y | # `c` \x1b[2J\n<https://z>"
     card = make_card({

@@ -1,11 +1,15 @@
 """Every method as a model of transformers: scores, caches and searches are the core's."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
 pytest.importorskip("transformers")
 
 from fairseq_deep.core.search import BeamSearch, SearchOptions  # noqa: E402
+from fairseq_deep.errors import UsageError  # noqa: E402
 from fairseq_deep.huggingface import FairseqDeepForConditionalGeneration  # noqa: E402
 from fairseq_deep.huggingface.modeling import CACHE  # noqa: E402
 from tests.helpers.huggingface import make_model  # noqa: E402
@@ -159,3 +163,44 @@ def test_outputs_of_a_caller():
     shared = model(None, mask, target.repeat_interleave(2, 0), encoder_outputs=(encoded[0],))
     assert_near(shared.logits, twice.logits)
     assert torch.equal(model.generate(encoder_outputs=encoded), model.generate(source))
+
+
+def test_the_length_penalty_of_gnmt_is_refused():
+    model, _ = make_model(PRENORM, {}, gnmt_lenpen=True)
+    source = torch.tensor([[5, 6, 2]])
+    with pytest.raises(UsageError, match="GNMT's length penalty, which transformers does not support"):
+        model.generate(source)
+    assert torch.equal(model.generate(source, length_penalty=0.6)[:, :1], source[:, 2:])
+    assert torch.equal(model.generate(source, num_beams=1)[:, :1], source[:, 2:])
+    greedy, _ = make_model(PRENORM, {}, gnmt_lenpen=True, beam=1)
+    greedy.generate(source)
+    with pytest.raises(UsageError, match="GNMT's length penalty"):
+        greedy.generate(source, num_beams=4)
+
+
+def test_the_limit_of_the_package_holds_in_a_trainer():
+    """``Seq2SeqTrainer`` writes transformers' defaults into the model's settings after each batch."""
+    model, _ = make_model(PRENORM, {}, beam=1, max_len_b=40)
+    model.decoder.output_projection.weight.data[2].fill_(0)  # never ends by itself
+    source = torch.tensor([[5, 6, 2]])
+
+    def length(**options):
+        return model.generate(source, min_new_tokens=30, **options).size(1)
+
+    assert length() == length(max_length=None) == length(max_new_tokens=None) > 30
+    settings = model.generation_config
+    settings.update(**settings._get_default_generation_params(), defaults_only=True)
+    assert length() > 30 and settings.max_length == 42
+    assert (length(max_new_tokens=32), length(max_length=33)) == (33, 33)
+    assert copy.deepcopy(settings).ceiling == pickle.loads(pickle.dumps(model)).generation_config.ceiling == 42
+
+
+def test_a_beam_search_has_the_length_penalty_of_a_greedy_package():
+    model, core = make_model(PRENORM, {}, beam=1, lenpen=0.3)
+    source = torch.tensor([[5, 6, 7, 2]])
+    options = {"num_beams": 4, "return_dict_in_generate": True, "output_scores": True}
+    scores = [model.generate(source, **options, **more).sequences_scores
+              for more in ({}, {"length_penalty": 0.3, "early_stopping": True}, {"length_penalty": 1.0})]  # fmt: skip
+    assert torch.equal(scores[0], scores[1]) and not torch.equal(scores[0], scores[2])
+    model.generation_config.length_penalty = 1.0  # the user's own counts
+    assert torch.equal(model.generate(source, **options).sequences_scores, scores[2])

@@ -68,6 +68,7 @@ def test_auto_classes_load_a_package(loaded, package):
     config, tokenizer, model = loaded
     assert config.package == json.loads((package / "config.json").read_text())
     assert not model.training and model.dtype == torch.float32
+    assert AUTO[2].from_pretrained(package, dtype=torch.float16, device_map="auto").dtype == torch.float16
     assert model.config.vocab_size == len(model.get_output_embeddings().weight) == len(tokenizer.target)
     assert model.config.source_vocab_size == len(model.get_input_embeddings().weight) == len(tokenizer.source)
     found = model.generation_config
@@ -114,17 +115,7 @@ def test_translations_are_those_of_the_runtime(penalty, loaded, package, lines):
     assert sum(map(str.__eq__, found, expected)) >= 0.98 * len(lines)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", torch.float16])
-def test_half_precision(dtype, loaded, package, lines):
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(package, dtype=dtype, device_map="auto")
-    kept = {name for name, value in model.named_parameters() if value.dtype == torch.float32}
-    assert kept == {"encoder.history.weight", "decoder.history.weight"} and model.dtype.itemsize == 2
-    found = translate(loaded[1], model.cpu(), lines[:100])
-    same = sum(map(str.__eq__, found, translate(*loaded[1:], lines[:100])))
-    assert same > 80
-
-
-def test_a_saved_model_is_a_package(loaded, package, lines, tmp_path, capsys):
+def test_a_saved_model_is_a_package(loaded, package, lines, tmp_path):
     _, tokenizer, model = loaded
     for order in ((model, tokenizer), (tokenizer, model)):
         folder = tmp_path / type(order[0]).__name__
@@ -138,10 +129,6 @@ def test_a_saved_model_is_a_package(loaded, package, lines, tmp_path, capsys):
     expected = translate(tokenizer, changed, lines[:9])
     assert expected != translate(tokenizer, model, lines[:9])
     assert Translator(folder, cpu=True).translate(lines[:9]) == expected
-    (tmp_path / "in").write_text("\n".join(lines[:9]) + "\n")
-    capsys.readouterr()
-    assert main(["translate", str(folder), "--cpu", "--input", str(tmp_path / "in")]) == 0
-    assert capsys.readouterr().out.splitlines() == expected
     # from what decodes quickly on a CPU, too
     expected = {name: value.clone() for name, value in changed.state_dict().items()}
     changed.prepare_for_decoding().save_pretrained(folder)
@@ -162,9 +149,6 @@ def test_what_cannot_be_saved(loaded, tmp_path):
     assert unfilled and find_problems(str(tmp_path / "unfilled")) == []
     with pytest.raises(UsageError, match="the model cannot be saved: decoder.layer_norm.bias holds NaN or Inf"):
         model.save_pretrained(tmp_path / "broken", state_dict=broken.state_dict())
-    kept = {name: value for name, value in weights.items() if name != "decoder.output_projection.weight"}
-    if model.decoder.output_projection.weight is model.decoder.embed_tokens.weight:  # a tied copy may be absent
-        model.save_pretrained(tmp_path / "tied", state_dict=kept)
     del weights["decoder.layer_norm.bias"]
     with pytest.raises(UsageError, match="state_dict lacks decoder.layer_norm.bias: give all weights"):
         model.save_pretrained(tmp_path / "broken", state_dict=weights)
@@ -247,36 +231,18 @@ def test_a_package_of_before_loads_by_its_class(loaded, package, lines, tmp_path
     assert type(transformers.AutoConfig.from_pretrained(tmp_path / "newer")) is FairseqDeepConfig
 
 
-def evil(folder):
-    """Code of its own, which marks that it runs."""
-    (folder / "evil.py").write_text(f"open({str(folder / 'MARK')!r}, 'w')\n")
+def test_code_in_a_package_is_not_run(package, tmp_path):
+    """transformers would import it; other changes are told by the runtime, whose checks apply."""
+    folder = copied(package, tmp_path / "folder")
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'MARK')!r}, 'w')\n")
     content = json.loads((folder / "config.json").read_text())
     names = {"AutoConfig": "evil.C", "AutoModelForSeq2SeqLM": "evil.M", "AutoTokenizer": ["evil.T", None]}
     (folder / "config.json").write_text(json.dumps({**content, "auto_map": names}))
-    (folder / "SHA256SUMS").unlink()
     write_sums(str(folder))
-
-
-REFUSED = {
-    "code": (evil, "the unknown setting 'auto_map'|evil.py: refused"),
-    "weights": (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "corrupt, its sha256 differs"),
-    "dictionary": (lambda folder: (folder / "dict.de.txt").write_text("a 1\n"), "corrupt, its sha256 differs"),
-    "link": (lambda folder: (os.remove(folder / "code"), os.symlink("/etc/hostname", folder / "code")), "be a link"),
-    "file": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "must not have a file of this name"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_hostile_folder_is_refused(name, package, tmp_path):
-    change, message = REFUSED[name]
-    folder = copied(package, tmp_path / "folder")
-    change(folder)
     for each in AUTO[1:]:
-        if (each, name) != (transformers.AutoTokenizer, "weights"):  # which it does not read
-            with pytest.raises(UsageError, match=message) as raised:
-                each.from_pretrained(folder, trust_remote_code=True)
-            assert "\n" not in str(raised.value)
-    assert not (folder / "MARK").exists()
+        with pytest.raises(UsageError, match="the unknown setting 'auto_map'|evil.py: refused") as raised:
+            each.from_pretrained(folder, trust_remote_code=True)
+        assert "\n" not in str(raised.value) and not (tmp_path / "MARK").exists()
 
 
 def test_files_of_a_trainer_are_never_opened(package, lines, loaded, tmp_path, capsys):
@@ -310,19 +276,14 @@ def test_an_untrained_model_from_a_configuration(package, loaded, tmp_path):
         FairseqDeepConfig(encoder_layer=3)
 
 
-BAD = {
-    "quantization_config": ({"quantization_config": {"bits": 8}}, "quantization_config is not supported"),
-    "dtype": ({"dtype": "int8"}, "unknown dtype int8; choose from float32, bfloat16, float16, auto"),
-    "device": ({"device_map": "x"}, "device_map x is not supported; give one device"),
-    "unknown": ({"frob": 1}, "frob is not supported for models of fairseq_deep; omit it"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_arguments_that_are_not_supported(name, package):
-    options, message = BAD[name]
-    with pytest.raises(UsageError, match=message):
-        transformers.AutoModelForSeq2SeqLM.from_pretrained(package, **options)
+@pytest.mark.parametrize("name, value, problem", [
+    ("quantization_config", {"bits": 8}, "quantization_config is not supported for models of fairseq_deep; omit it"),
+    ("dtype", "int8", "unknown dtype int8; choose from float32, bfloat16, float16, auto"),
+    ("device_map", "x", "device_map x is not supported; give one device"),
+])  # fmt: skip
+def test_arguments_that_are_not_supported(name, value, problem, package):
+    with pytest.raises(UsageError, match=problem):
+        transformers.AutoModelForSeq2SeqLM.from_pretrained(package, **{name: value})
 
 
 def test_searches_that_are_not_supported(loaded, lines):
@@ -347,52 +308,11 @@ def test_searches_that_are_not_supported(loaded, lines):
         model.resize_token_embeddings(50)
 
 
-def test_the_length_penalty_of_gnmt_is_refused():
-    model, _ = make_model(PRENORM, {}, gnmt_lenpen=True)
-    source = torch.tensor([[5, 6, 2]])
-    with pytest.raises(UsageError, match="GNMT's length penalty, which transformers does not support"):
-        model.generate(source)
-    assert torch.equal(model.generate(source, length_penalty=0.6)[:, :1], source[:, 2:])
-    assert torch.equal(model.generate(source, num_beams=1)[:, :1], source[:, 2:])
-    greedy, _ = make_model(PRENORM, {}, gnmt_lenpen=True, beam=1)
-    greedy.generate(source)
-    with pytest.raises(UsageError, match="GNMT's length penalty"):
-        greedy.generate(source, num_beams=4)
-
-
 def test_every_activation_function_can_be_packaged(tmp_path):
     for name in ACTIVATIONS:
         model, _ = make_model(PRENORM, {"activation_fn": name})
         model.save_pretrained(tmp_path / name)
         assert find_problems(str(tmp_path / name)) == []
-
-
-def test_the_limit_of_the_package_holds_in_a_trainer():
-    """``Seq2SeqTrainer`` writes transformers' defaults into the model's settings after each batch."""
-    model, _ = make_model(PRENORM, {}, beam=1, max_len_b=40)
-    model.decoder.output_projection.weight.data[2].fill_(0)  # never ends by itself
-    source = torch.tensor([[5, 6, 2]])
-
-    def length(**options):
-        return model.generate(source, min_new_tokens=30, **options).size(1)
-
-    assert length() == length(max_length=None) == length(max_new_tokens=None) > 30
-    settings = model.generation_config
-    settings.update(**settings._get_default_generation_params(), defaults_only=True)
-    assert length() > 30 and settings.max_length == 42
-    assert (length(max_new_tokens=32), length(max_length=33)) == (33, 33)
-    assert copy.deepcopy(settings).ceiling == pickle.loads(pickle.dumps(model)).generation_config.ceiling == 42
-
-
-def test_a_beam_search_has_the_length_penalty_of_a_greedy_package():
-    model, core = make_model(PRENORM, {}, beam=1, lenpen=0.3)
-    source = torch.tensor([[5, 6, 7, 2]])
-    options = {"num_beams": 4, "return_dict_in_generate": True, "output_scores": True}
-    scores = [model.generate(source, **options, **more).sequences_scores
-              for more in ({}, {"length_penalty": 0.3, "early_stopping": True}, {"length_penalty": 1.0})]  # fmt: skip
-    assert torch.equal(scores[0], scores[1]) and not torch.equal(scores[0], scores[2])
-    model.generation_config.length_penalty = 1.0  # the user's own counts
-    assert torch.equal(model.generate(source, **options).sequences_scores, scores[2])
 
 
 def test_it_works_without_fairseq_and_after_importing_the_package(loaded, package, lines):
