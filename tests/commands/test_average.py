@@ -10,7 +10,7 @@ import torch
 from fairseq_deep.plugin import compat
 from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.tools import average as tool
-from tests.helpers.tools import checkpoint
+from tests.helpers.tools import EMPTY, checkpoint
 
 
 @pytest.fixture
@@ -41,12 +41,6 @@ def test_the_mean_is_exact_and_keeps_the_precision(average, tmp_path, dtype, val
     paths = series(tmp_path, *({"w": torch.tensor(value, dtype=dtype)} for value in values))
     found = average("--inputs", *paths)[0]["model"]["w"]
     assert found.dtype == dtype and torch.equal(found, torch.tensor(mean, dtype=dtype))
-
-
-@pytest.mark.parametrize("extra", [None, {}])
-def test_a_checkpoint_without_state_of_the_training(average, tmp_path, extra):
-    paths = series(tmp_path, {"w": torch.ones(2)}, extra_state=extra)
-    assert average("--inputs", *paths)[0]["extra_state"] == {"averaged_from": ["0.pt"]}
 
 
 def test_the_configuration_comes_from_the_last_and_the_optimizer_goes(average, tmp_path):
@@ -172,5 +166,5 @@ def test_an_averaged_model_loads_into_fairseq(average, tmp_path, dictionary):
     average("--inputs", *paths)
     means = {key: torch.stack([model.state_dict()[key] for model in models]).mean(0) for key in models[0].state_dict()}
     models[1].load_state_dict(checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "out.pt"))["model"], strict=True)
-    for key, parameter in models[1].named_parameters():
-        assert torch.allclose(parameter, means[key], atol=1e-7), key
+    for key, weight in models[1].state_dict().items():
+        assert key.endswith(EMPTY) or torch.allclose(weight, means[key], atol=1e-7), key

@@ -40,31 +40,17 @@ def package(*words):
     assert cli.main(["package", *map(str, words)]) == 0
 
 
-def lstm_of(trained, folder):
-    """The run of a depth-wise LSTM of one update: its translations are odd, and equal all the same."""
-    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoints", "averaged.pt"))
-    languages = ["--source-lang", "en", "--target-lang", "de"]
-    run(*train_command(folder / "data-bin", folder / "checkpoints", *languages, "--max-update", "1",
-                       "--disable-validation", arch="transformer_lstm_2l2l_tiny"))  # fmt: skip
-    (folder / "RESULT.json").write_text(json.dumps({"beam": 3, "lenpen": 0.8}))
-    return folder
-
-
-@pytest.fixture(scope="module", params=["dlcl", "lstm"])
-def pair(request, trained, tmp_path_factory):
-    """A run, its checkpoint, and the packaged model, which has been moved; the first has tied embeddings."""
+@pytest.fixture(scope="module")
+def pair(trained, tmp_path_factory):
+    """A run with tied embeddings, its checkpoint, and the packaged model, which has been moved."""
     folder = tmp_path_factory.mktemp("pair")
-    exp, checkpoint = trained, trained / "averaged.pt"
-    if request.param == "lstm":
-        exp = lstm_of(trained, folder / "lstm")
-        checkpoint = exp / "checkpoints/checkpoint_last.pt"
-    package(exp, "--output", folder / "made", "--licence", "MIT")
+    package(trained, "--output", folder / "made", "--licence", "MIT")
     os.rename(folder / "made", folder / "elsewhere")
-    return exp, checkpoint, folder / "elsewhere"
+    return trained, trained / "averaged.pt", folder / "elsewhere"
 
 
-def found(*bundles, lines):
-    return Translator([find_bundle(str(path)) for path in bundles], **SEARCH).translate_nbest(lines)
+def found(path, lines):
+    return Translator(str(path), **SEARCH).translate_nbest(lines)
 
 
 def same_weights(*paths):
@@ -79,12 +65,12 @@ def raw_lines(exp):
 def test_translate_and_from_pretrained_give_what_the_checkpoint_gives(pair):
     exp, _, package = pair
     lines = raw_lines(exp)
-    want = found(exp, lines=lines)
+    want = found(exp, lines)
     assert len({best.score for best, *_ in want}) > 20
-    assert found(package, lines=lines) == want  # texts and scores of all hypotheses
+    assert found(package, lines) == want  # texts and scores of all hypotheses
     model = DeepTransformerModel.from_pretrained(str(package), checkpoint_file="model.safetensors")
     for line in lines[:4]:  # one at a time: other batches round otherwise
-        (want,) = found(exp, lines=[line])
+        (want,) = found(exp, [line])
         got = model.generate(model.encode(line), beam=3)
         assert [model.decode(each["tokens"]) for each in got] == [each.text for each in want]
         assert [float(each["score"]) / math.log(2) for each in got] == [each.score for each in want]
@@ -187,16 +173,6 @@ def test_values_are_plain_text_in_the_card():
 def parts(trained):
     """The flags of a checkpoint without its recipe."""
     return ["--data", trained / "data-bin", "--bpe-codes", trained / "text/bpe/code"]
-
-
-def test_an_ensemble_of_packages(trained, pair, parts, tmp_path):
-    _, checkpoint, folder = pair
-    earlier = next(trained.glob("checkpoints/checkpoint_*_110.pt"))
-    package(earlier, *parts, "--output", tmp_path / "earlier")
-    lines, given = raw_lines(trained)[:10], {"data": str(parts[1]), "codes": str(parts[3])}
-    want = [find_bundle(str(path), **given) for path in (checkpoint, earlier)]
-    got = found(folder, tmp_path / "earlier", lines=lines)
-    assert got == Translator(want, **SEARCH).translate_nbest(lines) != found(folder, lines=lines)
 
 
 def test_the_programs_of_fairseq_take_a_package(trained, tmp_path):

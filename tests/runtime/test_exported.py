@@ -204,23 +204,3 @@ def test_an_old_package_is_refused(exports, monkeypatch):
     monkeypatch.setattr(ctranslate2, "__version__", "4.4.0")
     with pytest.raises(UsageError, match=r"ctranslate2 4.4.0 is too old; pip install 'ctranslate2>=4.5'$"):
         Translator(exports["ctranslate2"], cpu=True)
-
-
-def test_the_check_of_an_export_sees_other_translations(package, tmp_path, monkeypatch, capsys):
-    """On real text: the recipe's test set, or --verify."""
-    from fairseq_deep.runtime.engines import ct2_engine
-
-    folder = shutil.copytree(package, tmp_path / "exp/model")
-    (tmp_path / "exp/text/raw").mkdir(parents=True)
-    (tmp_path / "exp/text/raw/test.en").write_text("\n".join(random_lines(60)) + "\n")
-    words = ["export", str(folder), "--format", "ctranslate2", "--output", str(tmp_path / "out")]
-    monkeypatch.setattr(ct2_engine.Ct2Engine, "_hypotheses", lambda *_: [{"tokens": torch.tensor([5, 2])}])
-    assert cli.main(words) == 2 and not (tmp_path / "out").exists()
-    assert "CTranslate2: translations differ from the model's for 60 of 60 sentences" in capsys.readouterr().err
-    (tmp_path / "other.en").write_text("\n".join(random_lines(9)) + "\n")
-    assert cli.main([*words, "--verify", str(tmp_path / "other.en"), "--verify-sentences", "5"]) == 2
-    assert "CTranslate2: translations differ from the model's for 5 of 5 sentences" in capsys.readouterr().err
-    monkeypatch.undo()
-    monkeypatch.setattr("fairseq_deep.tools.ctranslate2_format.EXACT", 0.0)
-    assert cli.main(words) == 2 and not (tmp_path / "out").exists()
-    assert "CTranslate2: log-probabilities differ from the model's (by up to " in capsys.readouterr().err

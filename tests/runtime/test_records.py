@@ -44,17 +44,14 @@ def refusal(read, *arguments):
     (1e999, records.number(0, math.inf), "is inf, not a number"),
     (1 << 53, records.number(0, 1 << 60), "not a number from"),
     (math.nan, records.figure, ""),
-    (True, records.figure, "is True, not a number"),
     (1e300, records.figure, ""),
     (10**400, records.figure, "not a number"),
     ("nan", records.numeral, ""),
-    ("-1.5e-07", records.numeral, ""),
     ("3.27339e+150", records.numeral, ""),
     ("1_0", records.numeral, "is '1_0', not a number"),
     ("9" * 5000, records.numeral, "not a number"),
     ("10", records.count, ""),
     ("inf", records.count, "is 'inf', not a number of at least 0"),
-    (-1, records.count, "is -1, not a number of at least 0"),
     ("a\nb", records.line, "not one line of text"),
     (None, records.optional(records.truth), ""),
     (0, records.optional(records.truth), "not true or false or null"),
@@ -76,18 +73,15 @@ def test_a_schema_refuses_what_its_words_say(value, schema, words):
 
 @pytest.mark.parametrize("text, words", [
     ('{"a": {"b": [1, {"c": NaN}]}}', ""),
-    (json.dumps([[]] * 3), ""),
     ("[" * 49 + "]" * 49, ""),
     ("[" * 51 + "]" * 51, "nested more than 50 levels deep"),
     (NESTED, "nested more than 50 levels deep"),
     ('{"a": 1, "a": 1}', "a name is repeated in one object"),
     ('["\\ud800"]', "half of a surrogate pair"),
     ('{"\\udfff": 1}', "half of a surrogate pair"),
-    ('["\\ud83d\\ude00"]', ""),
     ("9" * 5000, "not valid JSON: Exceeds the limit (4300 digits)"),
     ("{", "not valid JSON"),
     ("\ufeff{}", "not valid JSON"),
-    ("", "not valid JSON"),
 ])  # fmt: skip
 def test_json_that_no_record_has(text, words):
     found = refusal(records.parse, text)
@@ -225,10 +219,8 @@ def test_a_diverged_training_is_drawn(tmp_path, capsys):
 
 @pytest.mark.parametrize("name, text, words", [
     ("train.jsonl", json.dumps({**VALID, "valid_ppl": []}), "train.jsonl:1: valid_ppl is a list, not a number"),
-    ("train.jsonl", '{"kind": "valid"}', "train.jsonl:1: time is missing; remove the line"),
     ("score-test.json", '{"bleu": "9"}', "score-test.json: bleu is '9', not a number; delete it, then run the same"),
     ("text/raw/data.json", '{"sets": {"train": {}}}', "data.json: sets.train.pairs is missing"),
-    ("text/raw/data.json", NESTED, "nested more than 50 levels deep"),
 ])  # fmt: skip
 def test_a_recipe_ends_with_one_line_too(name, text, words, tmp_path):
     (tmp_path / "text/raw").mkdir(parents=True)

@@ -22,22 +22,19 @@ from fairseq_deep.serving import app  # noqa: E402
 from fairseq_deep.serving.app import make_app  # noqa: E402
 from fairseq_deep.serving.batching import Pair  # noqa: E402
 from fairseq_deep.serving.messages import Limits, read_fields  # noqa: E402
-from fairseq_deep.serving.service import check_pairs, read_keys  # noqa: E402
+from fairseq_deep.serving.service import read_keys  # noqa: E402
 from tests.helpers.serving import DE, EN, GOOD, Fake, FakeModel, ask, service_of  # noqa: E402
 
 
 def test_a_text_and_a_list_in_json_and_in_a_form(client, expected):
     lines, found = expected
     best = [each[0] for each in found[EN]]
-    assert len(set(best)) > 200
     assert ask(client, lines[0]) == {"translatedText": best[0]}
     assert ask(client, lines[:50]) == {"translatedText": best[:50]}
     assert ask(client, lines[0], "de", "en") == {"translatedText": found[DE][0][0]}
     form = {"q": lines[1], "source": "en", "target": "de", "format": "text", "alternatives": "0"}
     assert client.post("/translate", data=form).json() == {"translatedText": best[1]}
     assert client.post("/translate", data={**form, "q": lines[:3]}).json() == {"translatedText": best[:3]}
-
-
     parts = [(name, (None, value)) for name, value in form.items()]
     assert client.post("/translate", files=parts).json() == {"translatedText": best[1]}  # as a page's FormData
     parts.append(("q", (None, lines[2].encode())))
@@ -252,10 +249,3 @@ def test_2000_concurrent_requests_get_their_own_answers(models, expected):
     assert len(results) == 2000 and all(results)
     counted = dict(line.rsplit(" ", 1) for line in service.metrics.render().splitlines())
     assert counted['fairseq_deep_requests_total{route="/translate",status="200"}'] == "2000.0"
-
-
-def test_two_models_of_one_pair_and_a_queue_that_is_too_small():
-    with pytest.raises(UsageError, match="^a and c both translate en to de; omit one, or name other languages"):
-        check_pairs([(EN, "a"), (DE, "b"), (EN, "c")])
-    with pytest.raises(UsageError, match="--max-queue 1 is less than --max-lines 200; raise it"):
-        service_of([FakeModel(Fake(), EN)], capacity=1)

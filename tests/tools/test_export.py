@@ -24,15 +24,10 @@ def export(checkpoint, output):
 @pytest.mark.parametrize(
     "arch, flags",
     [
-        ("transformer_lipschitz_postnorm_6l", ()),
         ("transformer_ds_6l", ("--ds-init-alpha", "0.5")),
-        ("transformer_prenorm_6l", ("--deep-init", "xavier")),
         ("transformer_postnorm_6l", ("--deep-init", "depth-scaled", "--encoder-learned-pos")),
         ("transformer_dlcl_6l", ("--dlcl-no-norm", "--dlcl-init", "last", "--dlcl-fixed")),
-        ("transformer_completep_18l18l", ("--encoder-completep-base", "3")),
-        ("transformer_layernorm_scaling_18l18l", ()),
         ("transformer_prores_18l18l", ("--prores-period", "2", "--prores-around", "completep")),
-        ("transformer_layerscale_18l18l", ("--layerscale-start", "0.5")),
         ("transformer_deepnet_18l18l", ("--share-all-embeddings",)),
         ("transformer_deepnet_18l18l", ("--share-all-embeddings", "--encoder-learned-pos")),
         ("transformer_admin_18l18l", ("--encoder-learned-pos", "--decoder-learned-pos")),

@@ -10,11 +10,7 @@ import pytest
 import torch
 
 from fairseq_deep import cli
-from fairseq_deep.core.search import SearchOptions
-from fairseq_deep.core.torch_export import SourceProgram, StepProgram
-from fairseq_deep.errors import UsageError
-from fairseq_deep.runtime import Translator, find_bundle, load_model, text
-from fairseq_deep.runtime.verification import Limits, Reference, compare
+from fairseq_deep.runtime import Translator, find_bundle, text
 from fairseq_deep.tools import torch_format
 from tests.helpers.commands import run
 from tests.helpers.exports import dictionary_of, learn_pieces, tokenised_lines, write_model
@@ -118,67 +114,6 @@ def test_other_methods_are_translated_as_by_the_model(structure, tmp_path, comma
     assert {*types.values()} == {"int64", dtype} and types["words"] == "int64"
 
 
-@pytest.fixture
-def checked(tmp_path):
-    """A model with its programs, which need not be exported for a check, and what a file says of them."""
-    write(tmp_path, "prenorm_6l", ONE)
-    model = load_model(find_bundle(str(tmp_path / "model.pt"), tokenizer="none")).model
-    programs = SourceProgram(model, 3, 20).eval(), StepProgram(model, 3, 20).eval()
-    dims = {name: [*map(str, range(cache.dim)), "sentences"] for name, cache in programs[0].caches.items()}
-    inputs = [{"name": f"caches.{name}", "shape": shape} for name, shape in dims.items()]
-    search = {"beam": 3, "lenpen": 1.0, "max_len_a": 1.0, "max_len_b": 50, "gnmt_lenpen": False}
-    return programs, {"search": search, "capacity": 20, "programs": {"step": {"inputs": inputs}}}, model
-
-
-def test_the_check_sees_programs_that_are_wrong(checked):
-    (encode, step), settings, model = checked
-    rows = [torch.tensor([*torch.randint(4, 38, (length,)).tolist(), 2]) for length in (3, 9, 5, 7, 4, 8)]
-    options = SearchOptions(beam=3, max_len_a=0, max_len_b=19)
-    limits = Limits(torch_format.TOLERANCES[torch.float32], share=torch_format.SHARE, own_search=True)
-
-    def check(step):
-        theirs = torch_format.Programs(torch_format.ProgramModel(encode, step, settings), options)
-        return compare("torch.export", Reference(model, options), theirs, rows, limits)
-
-    report = check(step)
-    assert (report.sentences, report.equal) == (6, 6) and 0 < report.difference < 1e-5
-
-    def unordered(words, order, *others):
-        return step(words, torch.zeros_like(order), *others)
-
-    with pytest.raises(UsageError, match="torch.export: translations differ from the model's for [2-6] of 6 sentences"):
-        check(unordered)
-
-    def scaled(*inputs):
-        scores, caches = step(*inputs)
-        return 1.001 * scores, caches
-
-    with pytest.raises(UsageError, match=r"log-probabilities differ from the model's \(by up to \d.\de-0\d\)"):
-        check(scaled)
-
-
-def test_an_export_that_fails_leaves_nothing(tmp_path, command, monkeypatch):
-    write(tmp_path, "prenorm_6l", ONE)
-    model, before = tmp_path / "model.pt", sorted(tmp_path.iterdir())
-    new = ["--output", tmp_path / "out.pt2"]
-
-    def refuses(message, *words):
-        code, out, err = command("export", *words, "--format", "torch", "--tokenizer", "none")
-        assert (code, out, err.count("\n")) == (2, "", 1) and sorted(tmp_path.iterdir()) == before
-        assert message in err, err
-
-    refuses("--capacity 33 exceeds the 32 positions of ", model, *new, "--capacity", 33)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "torch.export.pt2_archive", None)
-        refuses(f"--format torch requires torch 2.8 or newer, but this is {torch.__version__}: pip", model, *new)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.export, "export", failing)
-        refuses(f"torch {torch.__version__} cannot export {model}: no rule for this", model, *new)
-    with monkeypatch.context() as patch:  # a whole file, which does not pass the check
-        patch.setattr(torch_format.Programs, "log_probabilities", lambda *words: torch.zeros(1, 1))
-        refuses("torch.export: log-probabilities differ from the model's (by up to ", model, *new)
-
-
 def test_tags_of_any_form_stay_whole(tmp_path, capsys, example):
     """In the example, as in translate; the tokenizer for transformers knows two forms, so others are refused."""
     learn_pieces(tmp_path / "spm.model", tokenised_lines(400, 4, 1), vocab_size=120)
@@ -198,10 +133,6 @@ def test_tags_of_any_form_stay_whole(tmp_path, capsys, example):
     words = ["export", *map(str, [*words, "--format", "huggingface", "--output", tmp_path / "out"])]
     assert cli.main(words) == 2 and not (tmp_path / "out").exists()
     assert "would split __de__ of" in capsys.readouterr().err
-
-
-def failing(*words, **more):
-    raise RuntimeError("no rule for this\nor that")
 
 
 def test_bad_files_are_one_line(recipe, tmp_path, command, example, monkeypatch):

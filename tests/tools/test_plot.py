@@ -83,9 +83,11 @@ def test_a_picture_is_the_same_again(here, draw, kind, start):
 
 def test_panels_are_encoder_decoder_and_one_column(here):
     weights = torch.arange(31.0).repeat(31, 1).tril() / 10
-    figure = pictures.draw_weights(plot.load_weights(checkpoint("a.pt", encoder=weights)), 10)
+    decoder = torch.stack([DECODER, DECODER + 2.0], dim=2)  # two weights an entry
+    figure = pictures.draw_weights(plot.load_weights(checkpoint("a.pt", weights, decoder)), 10)
     panels = [axes for axes in figure.axes if axes.get_title()]
-    titles = ["(a) 30-layer encoder", "(b) 1-layer decoder", "(c) weights of $y_{10}$ in the encoder"]
+    titles = ["(a) 30-layer encoder", "(b) 1-layer decoder\nmean over the 2 weights of an entry",
+              "(c) weights of $y_{10}$ in the encoder"]  # fmt: skip
     assert [axes.get_title() for axes in panels] == titles
     image = panels[0].images[1].get_array()
     assert image.shape == (31, 31) and image.mask[0, 0] and not image.mask[30, 2:].any() and image.mask[5, 6:].all()
@@ -115,15 +117,6 @@ def test_a_default_picture_has_the_checkpoints_name_and_is_not_replaced(here, dr
     assert "run2/checkpoint_best.pt" in (here / "run2.svg").read_text()
 
 
-def test_several_weights_an_entry_are_averaged_and_said_so(here):
-    vector = torch.stack([ENCODER, ENCODER + 2.0, ENCODER - 0.5], dim=2)
-    matrices = plot.load_weights(checkpoint("a.pt", encoder=vector))
-    torch.testing.assert_close(matrices["encoder"].values.tril(), (ENCODER + 0.5).tril())
-    titles = [axes.get_title() for axes in pictures.draw_weights(matrices, 1).axes]
-    note = "\nmean over the 3 weights of an entry"
-    assert titles[:2] == [f"(a) 2-layer encoder{note}", "(b) 1-layer decoder"] and titles[2].endswith(note)
-
-
 WITHIN_TWO = [0.0, *torch.softmax(ENCODER[2, 1:], 0).tolist()]
 
 
@@ -133,19 +126,11 @@ WITHIN_TWO = [0.0, *torch.softmax(ENCODER[2, 1:], 0).tolist()]
     ({"dlcl_normalize": True, "dlcl_window": 2}, WITHIN_TWO),
     # the original code: its window masked nothing but start values, unless the weights were normalised
     ({"history_window_size": 2}, ENCODER[2].tolist()),
-    ({"history_window_size": -1, "normalize_learned_weight": True}, torch.softmax(ENCODER[2], 0).tolist()),
     ({"history_window_size": 2, "normalize_learned_weight": True}, WITHIN_TWO),
 ], ids=str)  # fmt: skip
 def test_window_and_softmax_come_from_the_checkpoint(tmp_path, flags, last_row):
     matrices = plot.load_weights(checkpoint(tmp_path / "a.pt", **flags))
     torch.testing.assert_close(matrices["encoder"].values[2], torch.tensor(last_row))
-
-
-def test_the_original_code_and_one_stack(here, draw):
-    checkpoint("a.pt", encoder=None, decoder=DECODER.unsqueeze(-1))
-    draw("weights", "a.pt", "--csv", "w.csv", "--output", "w.svg")
-    rows = ["decoder,0,0,2.0,1", "decoder,1,0,0.0,0", "decoder,1,1,1.5,1"]
-    assert (here / "w.csv").read_text().splitlines()[1:] == rows and (here / "w.svg").stat().st_size > 1000
 
 
 def test_matplotlib_is_required_only_for_pictures(tmp_path, monkeypatch, command, draw):

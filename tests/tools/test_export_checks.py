@@ -1,0 +1,88 @@
+"""``fairseq-deep export``: what cannot be written, or differs from the model, is one line, and leaves nothing."""
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+
+from fairseq_deep.runtime.engines import ct2_engine, transformers_engine
+from fairseq_deep.tools import torch_format
+from tests.helpers.exports import write_model
+from tests.helpers.models import make_dictionary
+
+needs = [pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs {name}")
+         for name in ("ctranslate2", "transformers")]  # fmt: skip
+CT2, HF = (lambda *row, mark=mark: pytest.param(*row, marks=mark) for mark in needs)
+DIFFER = "log-probabilities differ from the model's (by up to "
+OTHER = "translations differ from the model's for 2 of 2 sentences"
+
+
+def failing(*words, **more):
+    raise OSError(28, "No space left on device")
+
+
+def untraceable(*words, **more):
+    raise RuntimeError("no rule for this\nor that")
+
+
+def scaled(engine):
+    """A row: log-probabilities that are a thousandth larger."""
+    real = engine.log_probabilities
+    return engine, "log_probabilities", lambda *words: 1.001 * real(*words), DIFFER
+
+
+@pytest.fixture
+def refused(tmp_path, command):
+    """refused(FORM, WORD, ...): the line of an export that fails."""
+    write_model(tmp_path, "prenorm_6l", (make_dictionary(38), make_dictionary(30)), encoder_layers=1, decoder_layers=1)
+    (tmp_path / "text").write_text("w1 w2\nw3\n")
+
+    def refused(form, *words):
+        before = sorted(tmp_path.iterdir())
+        output = tmp_path / ("out.pt2" if form == "torch" else "out")
+        words = ["--format", form, "--tokenizer", "none", "--output", output, *words]
+        code, out, err = command("export", tmp_path / "model.pt", *words)
+        assert (code, out, err.count("\n")) == (2, "", 1) and sorted(tmp_path.iterdir()) == before
+        return err
+
+    return refused
+
+
+@pytest.mark.parametrize("form, place, name, value, problem", [
+    CT2("ctranslate2", "ctranslate2.specs.TransformerSpec", "save", failing, "/out: No space left on device"),
+    CT2("ctranslate2", *scaled(ct2_engine.Ct2Engine)),
+    CT2("ctranslate2", ct2_engine.Ct2Engine, "_hypotheses", lambda *_: [{"tokens": torch.tensor([5, 2])}], OTHER),
+    HF("huggingface", *scaled(transformers_engine.TransformersEngine)),
+    HF("huggingface", transformers_engine, "ended", lambda row: row[1:3], OTHER),
+    HF("huggingface", transformers_engine.TokenizerDictionary, "encode", lambda *_: torch.tensor([5, 6, 2]),
+       "the tokenizer for transformers splits a sentence differently ("),
+    ("torch", *scaled(torch_format.Programs)),
+    ("torch", torch_format.Programs, "translate", lambda _, rows: ([[{"tokens": torch.tensor([5, 2])}]] * len(each)
+                                                                   for each in rows), OTHER),
+    ("torch", torch.export, "export", untraceable, "model.pt: no rule for this"),
+])  # fmt: skip
+def test_an_export_that_fails_leaves_nothing(form, place, name, value, problem, refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(*((f"{place}.{name}", value) if isinstance(place, str) else (place, name, value)))
+    assert problem in refused(form, "--verify", tmp_path / "text")
+
+
+@pytest.mark.parametrize("form, module, problem", [
+    ("ctranslate2", "ctranslate2.specs", "ctranslate2 is not installed ("),
+    ("huggingface", "transformers", "transformers is not installed ("),
+    ("torch", "torch.export.pt2_archive", f"requires torch 2.8 or newer, but this is {torch.__version__}: pip"),
+])  # fmt: skip
+def test_a_missing_package_is_named(form, module, problem, refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert problem in refused(form)
+
+
+@pytest.mark.parametrize("form", ["ctranslate2", "huggingface"])
+def test_a_token_that_occurs_twice_is_refused(form, refused, tmp_path):
+    words = [f"w{number} 1\n" for number in range(25)]
+    (tmp_path / "dict.tgt.txt").write_text("".join([*words, "w7 1 #fairseq:overwrite\n"]))
+    assert "model.pt has a dictionary in which w7 occurs twice" in refused(form)
+
+
+def test_more_positions_than_the_model_has_are_refused(refused):
+    assert "--capacity 33 exceeds the 32 positions of " in refused("torch", "--capacity", 33)
