@@ -15,8 +15,7 @@ target.
 
 from typing import Any
 
-from .registry import UsageError
-from .stack import Stack
+from fairseq_deep.errors import UsageError
 
 
 def add_args(parser) -> None:
@@ -29,29 +28,14 @@ def add_args(parser) -> None:
                         help="compute alignments in a second decoder pass over the whole target")
 
 
-def check_alignment(flags: Any, decoder: Stack) -> None:
-    """Reject alignment flags that the decoder does not support.
+def check_alignment(flags: Any) -> None:
+    """Reject alignment flags without a layer.
 
     Raises:
         UsageError: one line that names the flags and the fix
     """
-    layer, heads = getattr(flags, "alignment_layer", None), getattr(flags, "alignment_heads", None)
-    if layer is None:
-        for flag, value in (("heads", heads), ("full-context", getattr(flags, "full_context_alignment", None))):
-            if value:
-                name = f"--alignment-{flag}" if flag == "heads" else f"--{flag}-alignment"
+    if getattr(flags, "alignment_layer", None) is None:
+        for flag in ("alignment_heads", "full_context_alignment"):
+            if getattr(flags, flag, None):
+                name = f"--{flag.replace('_', '-')}"
                 raise UsageError(f"{name} requires --alignment-layer; add it, or omit {name}")
-        return
-    if getattr(flags, "full_context_alignment", None) and not decoder.attention.method.full_context:
-        raise UsageError(
-            f"--full-context-alignment is not supported with --decoder-attn {decoder.attention.name}: omit one of them"
-        )
-    if decoder.packs:
-        raise UsageError(
-            f"--alignment-layer is not supported with --decoder-attn {decoder.attention.name}, which has no weights "
-            "of source tokens: omit one of them"
-        )
-    if not decoder.cross_attention:
-        raise UsageError("--alignment-layer requires cross-attention; omit --no-cross-attention, or this flag")
-    if decoder.layerdrop:
-        raise UsageError("--alignment-layer requires every decoder layer; omit --decoder-layerdrop, or this flag")

@@ -4,10 +4,12 @@ Conflicts within a stack are declared in `RULES`, and the flags of fairseq that 
 Each choice is named as on the command line.
 """
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from . import layer_options
 from .alignment import check_alignment
 from .languages import check_languages
 from .registry import UsageError
@@ -40,9 +42,13 @@ PLAIN = "use --residual plain, or change the other"
 RULES = (
     Rule("relative_positions", "attention", lambda stack: not stack.attention.method.relative),
     Rule("positions", "attention", lambda stack: not stack.attention.method.relative),
+    Rule("positions", "relative_positions"),
     Rule("kv_heads", "attention", lambda stack: stack.attention.name == "merged", "adds values to all heads"),
     Rule("value_residual", "attention", lambda stack: stack.side == "decoder" and not stack.attention.method.relative,
          "has no self-attention"),
+    *(Rule(option, "attention", lambda stack: stack.packs)
+      for option in ("qk_norm", "value_residual", "language_norm", "language_transform", "kv_heads")),
+    Rule("alignment_layer", "attention", lambda stack: stack.packs, "has no weights of source tokens"),
     Rule("value_residual", "aggregator", lambda stack: stack.layout.num_evaluations > 1,
          "evaluates layers more than once"),
     Rule("ffn", "aggregator", lambda stack: not stack.layout.feed_forward, "replaces feed-forward sub-layers"),
@@ -62,6 +68,11 @@ RULES = (
     Rule("init", "aggregator", lambda stack: not (stack.layout.residual or stack.init.method.without_residual),
          "replaces residual connections", "use xavier or lipschitz"),
     Rule("init", "aggregator", lambda stack: stack.layout.residual and not stack.init.method.layer_norm, "has norms"),
+    Rule("residual", "init", lambda stack: stack.residual.method.shrinks_layers and stack.init.method.shrinks_layers,
+         "also scales layers by their depth", "use --deep-init xavier, or --residual plain"),
+    Rule("init", "attention", lambda stack: stack.packs and (stack.init.method.connects
+                                                             or not stack.init.method.layer_norm),
+         "has a packed sequence", "use xavier, ds or lipschitz"),
     Rule("init", "attention", lambda stack: stack.init.method.three_sublayers and stack.parallel_attention,
          "has two sub-layers", "use ds or lipschitz"),
 )  # fmt: skip
@@ -75,15 +86,12 @@ def choices_of(stack: Stack) -> dict[str, str]:
                "memory": ("--decoder-memory", "last")}  # fmt: skip
     found = {name: (flag, getattr(stack, name) and getattr(stack, name).name, plain)
              for name, (flag, plain) in methods.items()}  # fmt: skip
-    found["relative_positions"] = ("--relative-positions", stack.relative_positions, None)
-    found["positions"] = ("--rotary-positions", stack.positions == "rotary", False)
-    found |= {name: (f"--{name.replace('_', '-')}", getattr(stack, name), plain) for name, plain in (
-        ("norm", "layer"), ("ffn", "plain"), ("qk_norm", False), ("sub_norm", False), ("attention_gate", None),
-        ("value_residual", False), ("language_transform", False), ("language_norm", False))}  # fmt: skip
-    found["kv_heads"] = (f"--{stack.side}-kv-heads", stack.kv_heads, stack.heads)
-    found["embedding_norm"] = ("--layernorm-embedding", stack.embedding_norm, False)
-    chosen = {name: (flag, value) for name, (flag, value, plain) in found.items() if value not in (plain, None)}
-    return {name: flag if value is True else f"{flag} {value}" for name, (flag, value) in chosen.items()}
+    chosen = {name: f"{flag} {value}" for name, (flag, value, plain) in found.items() if value not in (plain, None)}
+    others = {"positions": ("--rotary-positions", stack.positions == "rotary"),
+              "embedding_norm": ("--layernorm-embedding", stack.embedding_norm),
+              "alignment_layer": ("--alignment-layer", stack.alignment_layer is not None)}  # fmt: skip
+    chosen |= {name: flag for name, (flag, given) in others.items() if given}
+    return chosen | layer_options.choices_of(stack)
 
 
 def excluded_flags(stack: Stack) -> Iterator[tuple[str, str, list[str]]]:
@@ -100,7 +108,12 @@ def excluded_flags(stack: Stack) -> Iterator[tuple[str, str, list[str]]]:
     yield "init", "counts the layers", [keep] * stack.init.method.counts_layers
     yield "init", "requires three sub-layers", ["no_cross_attention"] * (decodes and stack.init.method.three_sublayers)
     yield "attention", every, ([keep] + [drop] * decodes) * stack.packs
-    yield "attention", "also attends to the source", ["no_cross_attention"] * stack.parallel_attention
+    yield "attention", "also attends to the source", ["no_cross_attention"] * (stack.parallel_attention or
+                                                                               stack.packs and decodes)
+    yield "attention", "does not see later positions", ["full_context_alignment"] * (
+        decodes and not stack.attention.method.full_context)
+    yield "alignment_layer", every, [drop]
+    yield "alignment_layer", "requires cross-attention", ["no_cross_attention"]
     yield "memory", f"{every}, and attention to the source", [*all_layers, "no_cross_attention"]
     yield "value_residual", "requires the values of the first layer", [drop, keep]
     yield "positions", "replaces absolute positions", [f"{side}_learned_pos"]
@@ -123,12 +136,20 @@ def unused_flags(flags: Any, aggregators: dict[str, MethodConfig]) -> dict[str, 
     return found
 
 
-def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
-    """Reject flags of fairseq that the methods of *stacks* do not support.
+def check_stacks(stacks: dict[str, Stack], flags: Any = None) -> None:
+    """Reject methods, options and flags of fairseq that do not go together.
+
+    Args:
+        stacks: complete stacks, by side
+        flags: flags of fairseq; None: those that describe *stacks*
 
     Raises:
         UsageError: one line that names the flags and the fix
     """
+    flags = _flags_of(stacks) if flags is None else flags
+    for stack, other in zip(stacks.values(), reversed(stacks.values())):
+        for chosen in stack.methods:
+            chosen.method.check(stack, other, chosen.options)
     for flag in UNSUPPORTED:
         if _given(flags, flag):
             raise UsageError(f"{_dashed(flag)} is not supported by the layers of this package; omit it")
@@ -144,7 +165,18 @@ def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
             inner = residual and replace(inner, residual=residual)
     _check_depths(stacks)
     _check_memory(stacks["encoder"], stacks["decoder"])
-    check_alignment(flags, stacks["decoder"])
+    check_alignment(flags)
+
+
+def _flags_of(stacks: dict[str, Stack]) -> Namespace:
+    encoder, decoder = stacks["encoder"], stacks["decoder"]
+    return Namespace(
+        encoder_layerdrop=encoder.layerdrop,
+        decoder_layerdrop=decoder.layerdrop,
+        no_cross_attention=not decoder.cross_attention,
+        no_decoder_final_norm=not decoder.final_norm,
+        offload_activations=encoder.offload or decoder.offload,
+    )
 
 
 def _check_stack(flags: Any, stack: Stack) -> None:

@@ -6,12 +6,13 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-from fairseq_deep.core import languages, layer_options
+from fairseq_deep.core import layer_options
 from fairseq_deep.core.aggregators import AGGREGATORS
 from fairseq_deep.core.attention import DECODER_ATTENTIONS, ENCODER_ATTENTIONS
+from fairseq_deep.core.checks import check_stacks
 from fairseq_deep.core.inits import INITS
 from fairseq_deep.core.memories import MEMORIES
-from fairseq_deep.core.registry import Registry, UsageError
+from fairseq_deep.core.registry import Registry, UsageError, flags_owner
 from fairseq_deep.core.residuals import RESIDUALS
 from fairseq_deep.core.stack import MethodConfig, Stack
 
@@ -45,10 +46,10 @@ def add_args(parser) -> None:
         parser.add_argument(registry.kind, metavar="NAME", type=registry.check,
                             help=f"{text}: {', '.join(registry.names())}")
     for registry in REGISTRIES:
-        for add_flags in {registry.get(name).add_args: None for name in registry.names()}:
-            add_flags(parser)
+        methods = map(registry.get, registry.names())
+        for method in {flags_owner(method): method for method in methods}.values():
+            method.add_args(parser)
     layer_options.add_args(parser)
-    languages.add_args(parser)
 
 
 def describe(flags: Any) -> dict[str, Stack]:
@@ -58,23 +59,12 @@ def describe(flags: Any) -> dict[str, Stack]:
         flags: a namespace of model flags with the architecture's defaults; fairseq's defaults apply to missing flags
 
     Raises:
-        UsageError: a method or an option is unknown, or conflicts with another
+        UsageError: a method, an option or a flag of fairseq is unknown, or conflicts with another
     """
     stacks = {side: _choose_methods(flags, _numbers(flags, side)) for side in SIDES}
     _check_used(flags, stacks)
-    check_methods(stacks)
+    check_stacks(stacks, flags)
     return stacks
-
-
-def check_methods(stacks: dict[str, Stack]) -> None:
-    """Reject stacks that the methods of *stacks* (by side) do not support.
-
-    Raises:
-        UsageError: one line with the flags and the fix
-    """
-    for side, other in zip(SIDES, reversed(SIDES)):
-        for choice in stacks[side].methods:
-            choice.method.check(stacks[side], stacks[other], choice.options)
 
 
 def complete(stack: Stack) -> Stack:
@@ -103,7 +93,7 @@ def _with_inner(config: MethodConfig, registry: Registry) -> MethodConfig:
     inner = config.method.inner_method(config.options)
     if inner is None or "inner" in config.options:
         return config
-    return replace(config, options={**config.options, "inner": MethodConfig(inner, registry.get(inner))})
+    return config.with_inner(MethodConfig(inner, registry.get(inner)))
 
 
 def _numbers(flags: Any, side: str) -> Stack:
@@ -145,7 +135,6 @@ def _numbers(flags: Any, side: str) -> Stack:
         scale_embedding=not get("no_scale_embedding", False),
         embedding_norm=bool(get("layernorm_embedding", False)),
         **layer_options.describe(get, side),
-        **languages.describe(get),
         recompute=offload or bool(get("checkpoint_activations", False)),
         offload=offload,
         layerdrop=get(f"{side}_layerdrop", 0.0),

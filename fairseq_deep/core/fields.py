@@ -14,15 +14,41 @@ from fairseq_deep.errors import UsageError, nearest, printable
 
 
 class Range(NamedTuple):
-    """Range of a number, including both ends."""
+    """Range of a number, including both ends, unless the number must be *above* or *below* them."""
 
     least: float
     most: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Return whether *value* is in the range."""
+        is_end = self.above and value == self.least or self.below and value == self.most
+        return self.least <= value <= self.most and not is_end
 
     def __str__(self) -> str:
         if self.most == math.inf:
-            return f"of at least {self.least}"
-        return f"of at most {self.most}" if self.least == -math.inf else f"from {self.least} to {self.most}"
+            return f"above {self.least}" if self.above else f"of at least {self.least}"
+        if self.least == -math.inf:
+            return f"of at most {self.most}"
+        return f"{'above' if self.above else 'from'} {self.least} to {'below ' * self.below}{self.most}"
+
+
+PROBABILITY = Range(0, 1, below=True)
+
+
+class Option(NamedTuple):
+    """An option of a method, or of layers.
+
+    Attributes:
+        help: text of its flag, without choices and default
+        rule: the range of a number, or the accepted strings
+        per_stack: it also has a flag for each stack
+    """
+
+    help: str
+    rule: Range | Collection[str] | None = None
+    per_stack: bool = False
 
 
 hints_of = functools.cache(typing.get_type_hints)
@@ -39,7 +65,7 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 def check_fields(
     values: Mapping[str, Any],
     owner: Any,
-    rules: Mapping[str, Range | Collection[str]],
+    rules: Mapping[str, Range | Collection[str] | None],
     label: Callable[[str], str] = str,
 ) -> None:
     """Reject values of a wrong type, outside their range, and unknown names.
@@ -65,6 +91,26 @@ def check_fields(
             continue
         known = [_KINDS[kind] for kind in kinds if kind in _KINDS]
         holds = not known or any(fits(value) for _, fits in known)
-        if not holds or isinstance(rule, Range) and not rule.least <= value <= rule.most:
+        if not holds or isinstance(rule, Range) and not rule.holds(value):
             expected = " or ".join(text for text, _ in known) + (f" {rule}" if rule else "")
             raise UsageError(f"{label(name)} must be {expected} ({printable(repr(value))}): change it")
+
+
+def add_flag(parser: Any, flag: str, option: Option, owner: Any, name: str, default: Any = None) -> None:
+    """Add ``--FLAG`` for the argument *name* of *owner*, with the type of its annotation, and without a default.
+
+    Args:
+        default: the default of the argument, for the help text
+    """
+    hint = hints_of(owner).get(name)
+    kinds = typing.get_args(hint) or (hint,)
+    kind = next((kind for kind in (str, bool, int, float) if kind in kinds), str)
+    names = "" if option.rule is None or isinstance(option.rule, Range) else f": {', '.join(option.rule)}"
+    settings: dict[str, Any] = {"help": option.help + names}
+    if default not in (None, False):
+        settings["help"] += f" (default: {default})"
+    if kind is bool:
+        settings["action"] = "store_true"
+    else:
+        settings.update(type=kind, metavar={str: "NAME", int: "N", float: "X"}[kind])
+    parser.add_argument(f"--{flag.replace('_', '-')}", **settings)

@@ -15,7 +15,7 @@ Names here: ``weight`` of :class:`LanguageTransform` has the W_t, which start as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,21 +30,6 @@ SWITCHES = ("language_transform", "language_norm")
 
 STATE = "languages"
 """The entry of an incremental state with the languages of the hypotheses."""
-
-
-def add_args(parser) -> None:
-    """Add the flags, without defaults."""
-    parser.add_argument("--language-transform", action="store_true",
-                        help="LaLT: transform the encoder's output with a matrix of the target language")
-    parser.add_argument("--language-norm", action="store_true",
-                        help="LaLN: layer norms have gains and biases of the target language")
-    parser.add_argument("--num-languages", type=int, metavar="N",
-                        help="number of target languages (default: the number of tags <2xx> in the source dictionary)")
-
-
-def describe(get: Callable[..., Any]) -> dict[str, Any]:
-    """Return attributes of :class:`Stack`; *get* returns a flag, or a default if it is unset."""
-    return {"languages": get("num_languages", 0), **{name: bool(get(name, False)) for name in SWITCHES}}
 
 
 def chosen_flag(flags: Any) -> str | None:

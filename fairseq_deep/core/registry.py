@@ -5,6 +5,7 @@ own file, so adding a method changes no existing file.
 """
 
 import argparse
+import contextlib
 import inspect
 import logging
 import re
@@ -14,6 +15,7 @@ from typing import Any
 
 from fairseq_deep.errors import UsageError, nearest, one_line
 
+from .fields import Option, add_flag
 from .stack import MethodConfig, Stack, options_of
 
 __all__ = ["Method", "Registry", "UsageError", "load_plugins", "nearest"]
@@ -44,26 +46,43 @@ def load_plugins() -> None:
 class Method:
     """Base class of the methods of all axes: flags, and properties that are known before a method is built.
 
-    A method is built from the description of its stack and its own options. A command line flag ``--PREFIX-OPTION``
-    (PREFIX: *flag_prefix*, by default the registered name) sets the constructor's argument OPTION. If a method adds
-    ``--encoder-PREFIX-OPTION`` or ``--decoder-PREFIX-OPTION``, that flag overrides it for one stack.
+    A method is built from the description of its stack and its own options. Each option has a command line flag
+    ``--PREFIX-OPTION`` (PREFIX: *flag_prefix*, by default the registered name), which sets the constructor's argument
+    OPTION. ``--encoder-PREFIX-OPTION`` and ``--decoder-PREFIX-OPTION`` override it for one stack.
 
     Attributes:
+        options: the options by name; their types and defaults are those of the constructor's arguments
         flag_prefix: the PREFIX of its flags if it differs from the name, or several methods share flags
+        prefix: the PREFIX, set by the registry
         decoder_options: options that only apply to decoders
         paper: first author and year of the paper, for lists; "" if there is none
         architectures: named architectures of base size with the method, {name after "transformer_": (norm, (encoder
             layers, decoder layers), further flags)}; norm: "pre", "post", or "-" if the method has its own norms
     """
 
-    flag_prefix = ""
+    options: dict[str, Option] = {}
+    flag_prefix = prefix = ""
     decoder_options: tuple[str, ...] = ()
     paper = ""
     architectures: dict[str, tuple[str, tuple[int, int], dict[str, Any]]] = {}
 
-    @staticmethod
-    def add_args(parser) -> None:
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """Check the options, also without flags."""
+        with contextlib.suppress(TypeError):  # of arguments that the constructor rejects
+            given = inspect.signature(cls.__init__).bind_partial(None, *args, **options).arguments
+            MethodConfig(cls.prefix, cls, {name: given[name] for name in options_of(cls) if name in given})
+        return super().__new__(cls)
+
+    @classmethod
+    def add_args(cls, parser) -> None:
         """Add the method's flags, without defaults: an architecture can then set them."""
+        defaults = inspect.signature(cls.__init__).parameters
+        for name, option in cls.options.items():
+            flag = f"{cls.prefix}_{name}"
+            add_flag(parser, flag, option, cls.__init__, name, defaults[name].default)
+            for side in ("encoder", "decoder") if option.per_stack else ():
+                own = Option(f"the same for the {side} only (default: --{flag.replace('_', '-')})")
+                add_flag(parser, f"{side}_{flag}", own, cls.__init__, name)
 
     @classmethod
     def inner_method(cls, options: dict[str, Any]) -> str | None:
@@ -82,6 +101,11 @@ class Method:
         Raises:
             UsageError: one line with the flags and the fix
         """
+
+
+def flags_owner(method: Any) -> Any:
+    """Return the class that declares the flags of *method*: itself or a base class."""
+    return next(kind for kind in method.__mro__ if {"options", "add_args"} & vars(kind).keys())
 
 
 class Registry:
@@ -114,6 +138,8 @@ class Registry:
         def add(entry):
             if not (isinstance(entry, type) and issubclass(entry, Method)):
                 raise UsageError(f"{self.kind} {name}: {entry!r} is not a subclass of the base class of its axis")
+            owner = flags_owner(entry)
+            entry.prefix = entry.flag_prefix or (owner.prefix if owner is not entry else "") or name
             taken = self._entries.get(name)
             if taken is not None and taken.__qualname__ != entry.__qualname__:
                 raise ValueError(f"{self.kind} {name} is already registered by {taken.__qualname__}")
@@ -129,16 +155,16 @@ class Registry:
 
         Subclasses of a method may share its flags.
         """
-        if any(other.add_args is entry.add_args for other in self._entries.values()):
+        if any(flags_owner(other) is flags_owner(entry) for other in self._entries.values()):
             return
         parser = argparse.ArgumentParser(add_help=False)
         try:
             entry.add_args(parser)
             parser.format_help()
-        except (argparse.ArgumentError, TypeError, ValueError) as error:
+        except (argparse.ArgumentError, KeyError, TypeError, ValueError) as error:
             problem = f"{self.kind} {name}: its flags are not valid ({one_line(error)})"
-            raise UsageError(f"{problem}; correct add_args of {entry.__qualname__}, with %% for % in help") from error
-        prefix, taken = entry.flag_prefix or name, set(self.taken()) if parser._actions else ()
+            raise UsageError(f"{problem}; correct options of {entry.__qualname__}, with %% for % in help") from error
+        prefix, taken = entry.prefix, set(self.taken()) if parser._actions else ()
         flags = [f"{side}{prefix}_{option}".replace("-", "_") for side in ("", "encoder_", "decoder_")
                  for option in inspect.signature(entry.__init__).parameters]  # fmt: skip
         for action in parser._actions:
@@ -180,7 +206,7 @@ class Registry:
 
     def prefix(self, name: str) -> str:
         """Return the prefix of the flags of the method *name*."""
-        return (self.get(name).flag_prefix or name).replace("-", "_")
+        return self.get(name).prefix.replace("-", "_")
 
     def options(self, flags: Any, name: str, side: str = "") -> dict[str, Any]:
         """Return the options of the method *name* set by *flags*: for both stacks, or only for the stack on *side*."""
@@ -191,10 +217,9 @@ class Registry:
     def choose(self, flags: Any, name: str, side: str) -> MethodConfig:
         """Return the method *name* for *side* with the options set by *flags*, including its inner method."""
         method, options = self.get(name), {**self.options(flags, name), **self.options(flags, name, side)}
+        chosen = MethodConfig(name, method, options)
         inner = method.inner_method(options)
-        if inner is not None:
-            options["inner"] = self.choose(flags, inner, side)
-        return MethodConfig(name, method, options)
+        return chosen if inner is None else chosen.with_inner(self.choose(flags, inner, side))
 
     def check(self, name: str) -> str:
         """Return *name* if it is registered; for the ``type=`` of a command line flag."""

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fairseq_deep.errors import UsageError, nearest, printable
@@ -101,10 +101,15 @@ class MethodConfig:
             if option not in known and option != "inner":
                 names = f"choose from {', '.join(known)}" if known else "it has none"
                 raise UsageError(f"unknown option {option} of {self.name}{nearest(option, known)}; {names}")
-        check_fields(self.options, self.method.__init__, {}, self._flag)
+        rules = {name: option.rule for name, option in getattr(self.method, "options", {}).items()}
+        check_fields(self.options, self.method.__init__, rules, self._flag)
 
     def _flag(self, option: str) -> str:
-        return f"--{getattr(self.method, 'flag_prefix', '') or self.name}-{option}".replace("_", "-")
+        return f"--{getattr(self.method, 'prefix', '') or self.name}-{option}".replace("_", "-")
+
+    def with_inner(self, inner: MethodConfig) -> MethodConfig:
+        """Return this method with its *inner* method."""
+        return replace(self, options={**self.options, "inner": inner})
 
     def build(self, *args) -> Any:
         """Build the method with its options."""
@@ -239,8 +244,6 @@ class Stack:
             )
         if self.relative_values and self.relative_positions is None:
             raise UsageError("--relative-values requires a distance: add --relative-positions K, or omit it")
-        if self.positions == "rotary" and self.relative_positions is not None:
-            raise UsageError("--rotary-positions is not supported with --relative-positions: omit one of them")
         if self.positions == "rotary" and self.dim // heads % 2:
             raise UsageError(
                 f"--rotary-positions requires an even head width, not {self.dim // heads} ({side}): "

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from dataclasses import replace
 from typing import NoReturn
 
 from torch import Tensor, nn
 
-from .checks import check_flags
+from .checks import check_stacks
 from .decoder import Decoder
 from .decoding import pack_linear
-from .description import SIDES, check_methods, complete
+from .description import SIDES, complete
 from .encoder import Encoder
 from .inits.walk import initialise
 from .registry import UsageError
@@ -39,8 +38,7 @@ def _joined(stacks: dict[str, Stack]) -> dict[str, Stack]:
                 problem = f"{name} of the {side} must be {size}, like the other stack ({getattr(stacks[side], name)})"
                 raise UsageError(f"{problem}: omit it")
         found[side] = complete(replace(stacks[side], **sizes))
-    check_methods(found)
-    check_flags(Namespace(), found)
+    check_stacks(found)
     return found
 
 

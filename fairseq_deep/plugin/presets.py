@@ -8,7 +8,6 @@ from fairseq.models.transformer import base_architecture
 from omegaconf import OmegaConf
 
 from fairseq_deep.core.aggregators import AGGREGATORS
-from fairseq_deep.core.checks import check_flags
 from fairseq_deep.core.description import AXES, SIDES, describe, method_name
 from fairseq_deep.core.inits import INITS
 from fairseq_deep.core.registry import UsageError
@@ -183,7 +182,7 @@ def _find_problem(args: argparse.Namespace, **more: Any) -> str:
     given = OmegaConf.to_container(args, resolve=True) if OmegaConf.is_config(args) else vars(args)
     flags = argparse.Namespace(**{**given, **more})
     try:
-        check_flags(flags, describe(flags))
+        describe(flags)
     except UsageError as error:
         return error.message
     return ""

@@ -49,9 +49,7 @@ def parse_command(command: tuple[str, ...], others: tuple[str, ...] = ()) -> arg
     from fairseq.models import ARCH_MODEL_REGISTRY
 
     import fairseq_deep
-    from fairseq_deep.core.checks import check_flags
     from fairseq_deep.core.description import describe
-    from fairseq_deep.core.languages import chosen_flag
 
     for name in ("fairseq", "fairseq_deep"):  # fairseq-train logs the same messages
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -61,10 +59,15 @@ def parse_command(command: tuple[str, ...], others: tuple[str, ...] = ()) -> arg
     words = [word for word in command[1:] if word != "--fp16"]  # it requires a GPU
     args = parse_flags([*words, "--save-dir", os.devnull], others)  # without a look at a checkpoint
     if arch in fairseq_deep.list_archs():
-        tags = {"num_languages": 1} if chosen_flag(args) else {}  # those of the dictionary are counted in training
-        known = argparse.Namespace(**{**tags, **vars(args)})
-        check_flags(known, describe(known))
+        describe(_with_languages(args))
     return args
+
+
+def _with_languages(args: argparse.Namespace) -> argparse.Namespace:
+    """Return *args* with a number of languages; training counts the tags in the dictionary."""
+    from fairseq_deep.core.languages import chosen_flag
+
+    return argparse.Namespace(**{**({"num_languages": 1} if chosen_flag(args) else {}), **vars(args)})
 
 
 def describe_exports(args: argparse.Namespace) -> str:
@@ -75,7 +78,7 @@ def describe_exports(args: argparse.Namespace) -> str:
 
     if args.arch not in {*fairseq_deep.list_archs(), *TWINS}:
         return ""
-    formats, why = formats_of(args)
+    formats, why = formats_of(_with_languages(args))
     line = ", ".join(["exports  torch (.pt2), package", *formats])
     missing = ", ".join(name for name in NAMES.values() if name not in formats)
     return line + (f"; not {missing} ({why})" if missing else "")

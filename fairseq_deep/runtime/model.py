@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from fairseq_deep.core.checkpoints import check_loadable, upgrade
-from fairseq_deep.core.checks import check_flags, check_sizes
+from fairseq_deep.core.checks import check_sizes
 from fairseq_deep.core.description import describe
 from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.errors import UsageError
@@ -91,7 +91,6 @@ def untrained(flags: Namespace, source: Dictionary, target: Dictionary) -> Trans
     """
     check_sizes(flags, Namespace(source_dictionary=source, target_dictionary=target))
     stacks = describe(flags)
-    check_flags(flags, stacks)
     for flag in ("adaptive_softmax_cutoff", "quant_noise_pq"):
         if getattr(flags, flag, None):
             raise UsageError(f"--{flag.replace('_', '-')} requires fairseq; translate with fairseq-generate")

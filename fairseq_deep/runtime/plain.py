@@ -26,7 +26,7 @@ def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
     for side, stack in describe(flags).items():
         init, residual = stack.init.method, stack.residual
         supported = {
-            **dict.fromkeys(("embedding_norm", *OPTIONS.get(format, ())), True),
+            **dict.fromkeys(("embedding_norm", "alignment_layer", *OPTIONS.get(format, ())), True),
             "aggregator": may_be_plain(stack.aggregator),
             "residual": residual.method.foldable or residual.name in RESIDUALS.get(format, ()),
             "init": (not init.connects or init.folds_stream) and init.layer_norm,

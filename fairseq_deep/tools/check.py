@@ -143,7 +143,6 @@ def _contradictions(state: dict[str, Any]) -> list[str]:
     """Return the reason why no model can be built from the settings; empty also for models of other packages."""
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
-    from fairseq_deep.core.checks import check_flags
     from fairseq_deep.core.description import describe
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
@@ -153,7 +152,7 @@ def _contradictions(state: dict[str, Any]) -> list[str]:
     try:
         flags = argparse.Namespace(**model_flags(state))
         ARCH_CONFIG_REGISTRY[arch](flags)
-        check_flags(flags, describe(flags))
+        describe(flags)
         depth = max(flags.encoder_layers or 0, flags.decoder_layers or 0)
         if depth > len(state["model"]):
             raise UsageError(f"it has fewer tensors than {depth:,} layers")

@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for record in records:
         of = f"{record['axis']} {'|'.join(record['methods'])}".strip()
-        default = f"; default: {record['default']}" * (record["default"] is not None)
+        shown = record["default"] is None or "(default: " in record["help"]
+        default = "" if shown else f"; default: {record['default']}"
         choices = [choice for choice in record["choices"] or () if choice not in record["help"]]
         kind = "{" + ", ".join(record["choices"]) + "}" if choices else record["type"]
         for indent, text in (("", f"{record['flag']} {kind} [{of}]"), ("    ", record["help"] + default)):

@@ -66,7 +66,7 @@ def test_what_a_method_shows_is_recorded(build, batch):
 @pytest.mark.parametrize(
     "flags, words",
     [
-        ({"layer_agg": "toy", "toy_dropout": 1.0}, "--toy-dropout 1.0 is not a probability"),
+        ({"layer_agg": "toy", "toy_dropout": 1.0}, "--toy-dropout must be a number from 0 to below 1 (1.0)"),
         ({"toy_dropout": 0.1}, "--toy-dropout has no effect without --layer-agg toy: add that, or omit it"),
         ({"decoder_layer_agg": "toy-calls"}, "--layer-agg toy-calls requires an encoder"),
         ({"layer_agg": "toy", "encoder_layerdrop": 0.1}, "which requires every layer (encoder): omit or change one"),

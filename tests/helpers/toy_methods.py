@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
+from fairseq_deep.core.fields import PROBABILITY, Option
 from fairseq_deep.core.memories import MEMORIES, Memory
-from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.residuals import RESIDUALS, ResidualConnection
 from fairseq_deep.core.stack import Layout, Stack
 
@@ -13,16 +13,12 @@ from fairseq_deep.core.stack import Layout, Stack
 class ToyAggregator(Aggregator):
     """x_{l+1} = dropout(a y_l + (1 - a) y_{l-1}), with dropout of its own."""
 
+    options = {"dropout": Option("dropout on each sum", PROBABILITY)}
+
     def __init__(self, stack: Stack, dropout: float = 0.0):
         super().__init__(stack)
-        if not 0.0 <= dropout < 1.0:
-            raise UsageError(f"--toy-dropout {dropout} is not a probability: use a value from 0 to below 1")
         self.share = nn.Parameter(torch.tensor(0.7))
         self.dropout = nn.Dropout(dropout)
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--toy-dropout", type=float, metavar="P", help="dropout on each sum")
 
     def record(self):
         return {"share": self.share.detach()}
@@ -43,13 +39,11 @@ class ToyAggregator(Aggregator):
 class ToyMemory(Memory):
     """z_j = y_L + b_j y_0."""
 
+    options = {"start": Option("initial b")}
+
     def __init__(self, encoder: Stack, decoder: Stack, start: float = 0.5):
         super().__init__(encoder, decoder)
         self.weight = nn.Parameter(torch.full((self.num_memories,), start))
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--toy-start", type=float, metavar="X", help="start of b")
 
     def forward(self, outputs: list[torch.Tensor], state: list[torch.Tensor]):
         return [(outputs[-1] + share * outputs[0]).to(outputs[0].dtype) for share in self.weight.unbind()]

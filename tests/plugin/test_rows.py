@@ -8,7 +8,6 @@ from omegaconf import OmegaConf
 
 from fairseq_deep.core.aggregators import AGGREGATORS
 from fairseq_deep.core.attention import DECODER_ATTENTIONS
-from fairseq_deep.core.checks import check_flags
 from fairseq_deep.core.description import AXES, describe
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import ARCHITECTURES
@@ -43,7 +42,7 @@ def refusal(args, **more):
     """What is told of *args* with *more*, or None."""
     flags = argparse.Namespace(**{**vars(args), **more})
     try:
-        check_flags(flags, describe(flags))
+        describe(flags)
     except UsageError as error:
         return str(error)
 

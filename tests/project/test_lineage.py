@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fairseq_deep.core import languages, layer_options
+from fairseq_deep.core import layer_options
 from fairseq_deep.core.description import AXES
 from tests.helpers.paths import ROOT
 
@@ -25,7 +25,6 @@ def test_every_method_is_there():
 def test_every_option_of_layers_is_there():
     parser = argparse.ArgumentParser(add_help=False)
     layer_options.add_args(parser)
-    languages.add_args(parser)
     known = {action.option_strings[0] for action in parser._actions}
     shown = {flag for method in RECORD["methods"] if method["lane"] == "inside" for flag in method["flags"]}
     assert known - shown == {"--relative-values", "--num-languages"}  # options of these methods

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.keep_fp32 import widened
-from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, Stack
 
 from .base import AGGREGATORS, Aggregator
@@ -56,23 +56,15 @@ class AttentionResidual(Aggregator):
         "attention_residual_6l": ("-", (6, 6), {}),
         "attention_residual_block_24l24l": ("-", (24, 24), {"attention_residual_block": 6}),
     }
+    options = {"block": Option("sub-layers per block; 1 is the full form", Range(1))}
     unused_flags = {"{side}_normalize_before": (True, "always normalises the input of sub-layers: omit it")}
 
     def __init__(self, stack: Stack, block: int = 1):
         super().__init__(stack)
-        if block < 1:
-            raise UsageError(
-                f"--attention-residual-block {block} must be at least 1: use 1 (the full form) or more"
-            )
         self.block = block
         self.eps = 1e-6
         self.query = nn.Parameter(torch.zeros(self.num_layers, self.dim))
         self.gain = nn.Parameter(torch.ones(self.num_layers, self.dim))
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--attention-residual-block", type=int, metavar="S",
-                            help="attention residuals: sub-layers per block (default: 1, the full form)")  # fmt: skip
 
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:

@@ -78,10 +78,10 @@ class Aggregator(nn.Module, Method):
     decoder_flags: tuple[str, ...] = ()
     presets: dict[str, Any] = {}
 
-    def __new__(cls, *args: Any, **_: Any) -> "Aggregator":  # before a subclass reads attributes of the stack
+    def __new__(cls, *args: Any, **options: Any) -> "Aggregator":  # before a subclass reads attributes of the stack
         if args and not isinstance(args[0], Stack):
             raise TypeError(_BUILD.format(name=cls.__name__, given=type(args[0]).__name__))
-        return super().__new__(cls)
+        return super().__new__(cls, *args, **options)
 
     def __init__(self, stack: Stack):
         super().__init__()

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.compat import is_compiling
 from fairseq_deep.core.dropout import dropout_of
+from fairseq_deep.core.fields import PROBABILITY, Option, Range
 from fairseq_deep.core.keep_fp32 import KeepFp32
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
@@ -89,6 +90,16 @@ class Dlcl(KeepFp32, Aggregator):
 
     paper = "Wang 2019"
     layerdrop = True
+    options = {
+        "init": Option("initial weights, avg is 1/(l+1)", STARTS),
+        "fixed": Option("keep the weights at their initial values"),
+        "weight_type": Option("weights of an entry: scalar, scalar_N (feature i uses weight i mod N) or vector"),
+        "normalize": Option("softmax over the weights of a row"),
+        "dropout": Option("dropout on each combination", PROBABILITY),
+        "window": Option("combine only the last N layer outputs", Range(1)),
+        "no_norm": Option("no norm on entries (pre-norm only)"),
+        "norm_first": Option("also normalise the embeddings (pre-norm) or first combination (post-norm)"),
+    }
 
     def __init__(
         self,
@@ -104,12 +115,6 @@ class Dlcl(KeepFp32, Aggregator):
     ):
         super().__init__(stack)
         num_layers, dim = self.num_layers, self.dim
-        if init not in STARTS:
-            raise UsageError(f"--dlcl-init {init} is unknown: use one of {', '.join(STARTS)}")
-        if window is not None and window < 1:
-            raise UsageError(f"--dlcl-window {window} must be at least 1: change or omit it")
-        if not 0.0 <= dropout < 1.0:
-            raise UsageError(f"--dlcl-dropout {dropout} is not a probability: use a value from 0 to below 1")
         if no_norm and not self.pre_norm:
             raise UsageError("--dlcl-no-norm requires a pre-norm stack: post-norm normalises the sum (Eq. 9); omit it")
         if no_norm and norm_first:
@@ -139,23 +144,6 @@ class Dlcl(KeepFp32, Aggregator):
         if dim % groups:
             raise UsageError(f"--dlcl-weight-type {weight_type}: {groups} does not divide the width {dim} of the stack")
         return groups
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--dlcl-init", metavar="INIT", help="initial DLCL weights: avg (1/(l+1)), one or last")
-        parser.add_argument("--dlcl-fixed", action="store_true", help="keep the DLCL weights at their initial values")
-        parser.add_argument(
-            "--dlcl-weight-type",
-            metavar="TYPE",
-            type=_weight_type,
-            help="weights of a DLCL entry: scalar, scalar_N (feature i uses weight i mod N) or vector",
-        )
-        parser.add_argument("--dlcl-normalize", action="store_true", help="softmax over the DLCL weights of a row")
-        parser.add_argument("--dlcl-dropout", type=float, metavar="P", help="dropout on each DLCL combination")
-        parser.add_argument("--dlcl-window", type=int, metavar="N", help="combine only the last N layer outputs")
-        parser.add_argument("--dlcl-no-norm", action="store_true", help="no norm on DLCL entries (pre-norm only)")
-        parser.add_argument("--dlcl-norm-first", action="store_true",
-                            help="also normalise the embeddings (pre-norm) or first combination (post-norm)")
 
     def reset_parameters(self) -> None:
         """Set W to its initial values, 0 outside the window and above the diagonal."""

@@ -15,10 +15,9 @@ shorter.
 Names here: ``fusion.weight`` is w.
 """
 
-from typing import Any
-
 from torch import Tensor, nn
 
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
@@ -46,30 +45,16 @@ class GTrans(Aggregator):
     paper = "Yang 2022"
     architectures = {"gtrans_6l": ("pre", (6, 6), {})}
     encoder_only = True
+    options = {"group_layers": Option("encoder layers per group", Range(1))}
 
     def __init__(self, stack: Stack, group_layers: int = 3):
         super().__init__(stack)
-        self._check(stack, group_layers)
         self.group_layers = group_layers
         fuses = stack.side == "encoder"
+        if fuses and self.num_layers < 1:
+            raise UsageError("--layer-agg gtrans requires an encoder layer: use --encoder-layers 1 or more")
         self.fusion = WeightedLayers(-(-self.num_layers // group_layers)) if fuses else None
         self.fusion_norm = nn.LayerNorm(self.dim) if fuses and not self.pre_norm else None
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--gtrans-group-layers", type=int, metavar="N",
-                            help="--layer-agg gtrans: encoder layers per group (default: 3)")  # fmt: skip
-
-    @classmethod
-    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
-        cls._check(stack, options.get("group_layers", 3))
-
-    @staticmethod
-    def _check(stack: Stack, group_layers: int) -> None:
-        if group_layers < 1:
-            raise UsageError(f"--gtrans-group-layers {group_layers} must be at least 1: change or omit it")
-        if stack.side == "encoder" and stack.layers < 1:
-            raise UsageError("--layer-agg gtrans requires an encoder layer: use --encoder-layers 1 or more")
 
     def record(self) -> dict[str, Tensor]:
         """Return the weight of each group."""

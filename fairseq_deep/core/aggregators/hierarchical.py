@@ -18,7 +18,7 @@ The counts do not show whether o_i feeds the next block.
 
 from torch import Tensor
 
-from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.stack import Stack
 
 from .base import AGGREGATORS
@@ -42,16 +42,11 @@ class Hierarchical(NodeAggregator):
         UsageError: *block* is below 1
     """
 
+    options = {"block": Option("layers that a node merges", Range(1))}
+
     def __init__(self, stack: Stack, block: int = 2):
-        if block < 1:
-            raise UsageError(f"--hierarchical-block {block} must be at least 1: change or omit it")
         super().__init__(stack, _node_inputs(stack.num_modules, block))
         self.block = block
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--hierarchical-block", type=int, metavar="N",
-                            help="--layer-agg hierarchical: layers that a node merges (default: 2)")  # fmt: skip
 
     def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[-1]

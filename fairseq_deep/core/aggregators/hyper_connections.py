@@ -36,8 +36,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.compat import no_autocast
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.keep_fp32 import widened
-from fairseq_deep.core.registry import UsageError, nearest
+from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, Stack
 
 from .base import AGGREGATORS, Aggregator
@@ -150,26 +151,15 @@ class HyperConnections(Aggregator):
         "hyper_connections_6l": ("-", (6, 6), {}),
         "mhc_6l": ("-", (6, 6), {"hyper_connections_kind": "manifold"}),
     }
+    options = {"streams": Option("residual streams", Range(1)), "kind": Option("weights; manifold is mHC", KINDS)}
     unused_flags = {"{side}_normalize_before": (True, "always normalises the input of sub-layers: omit it")}
 
     def __init__(self, stack: Stack, streams: int = 4, kind: str = "dynamic"):
         super().__init__(stack)
-        if streams < 1:
-            raise UsageError(f"--hyper-connections-streams {streams} must be 1 or more: the paper uses 4")
-        if kind not in KINDS:
-            problem = f"--hyper-connections-kind {kind} is unknown{nearest(kind, KINDS)}"
-            raise UsageError(f"{problem}; choose from {', '.join(KINDS)}")
         if kind == "manifold" and streams > MOST:
             raise UsageError(f"--hyper-connections-streams {streams} must be at most {MOST} with manifold: lower it")
         self.streams, self.kind = streams, kind
         self.mixers = nn.ModuleList(OF_KIND[kind](streams, self.dim, number) for number in range(self.num_layers))
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--hyper-connections-streams", type=int, metavar="N",
-                            help="hyper-connections: residual streams (default: 4)")  # fmt: skip
-        parser.add_argument("--hyper-connections-kind", metavar="KIND",
-                            help=f"hyper-connections: {', '.join(KINDS)} (mHC) (default: dynamic)")  # fmt: skip
 
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:

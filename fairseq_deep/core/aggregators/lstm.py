@@ -21,13 +21,13 @@ Names here: ``gates[.].weight`` is the rows of W_i, W_f and W_o in this order, `
 (or W_h) and W_h2. A *step* is one application of the LSTM: one per layer, or two in a decoder of variant (b).
 """
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fairseq_deep.core.fields import PROBABILITY, Option, Range
 from fairseq_deep.core.native.lstm import NativeLstm, find_lstm
 from fairseq_deep.core.native.packed import runs_native
 from fairseq_deep.core.registry import UsageError
@@ -44,31 +44,15 @@ FORGET_BIAS = 5.0
 
 
 def _check(
-    ffn: int,
-    hidden: int | None,
-    glu: str,
-    merge: str,
-    share: str,
-    forget_bias: float | None,
-    dropout: float | None,
-    gated: bool,
+    ffn: int, hidden: int | None, glu: str, merge: str, share: str, forget_bias: float | None, gated: bool
 ) -> None:
-    """Reject values out of range and options that contradict each other.
+    """Reject options that contradict each other.
 
     Raises:
-        UsageError: a value is out of range, or options contradict each other
+        UsageError: options contradict each other
     """
-    shares = SHARE if gated else ("none", "all")
-    limits = (("ffn", ffn, (1, 2)), ("glu", glu, GLU), ("merge", merge, MERGE), ("share", share, shares))
-    for flag, value, values in limits:
-        if value not in values:
-            choices = ", ".join(map(str, values))
-            without = "" if gated else " without gates (--layer-agg rnn)"
-            raise UsageError(f"--lstm-{flag} {value} is unknown{without}: use one of {choices}")
-    if forget_bias is not None and not math.isfinite(forget_bias):
-        raise UsageError(f"--lstm-forget-bias {forget_bias} is not a number: omit it, or use one such as 1")
-    if dropout is not None and not 0 <= dropout < 1:
-        raise UsageError(f"--lstm-dropout {dropout} must be in [0, 1): change or omit it")
+    if not gated and share not in ("none", "all"):
+        raise UsageError(f"--lstm-share {share} is not supported without gates (--layer-agg rnn): use none or all")
     if ffn == 1 and hidden is not None:
         raise UsageError("--lstm-hidden is the width of the 2-layer form: omit it, or use --lstm-ffn 2")
     if ffn == 1 and glu != "sigmoid":
@@ -115,7 +99,6 @@ class DepthwiseLstm(Aggregator):
         UsageError: a value is out of range, or options contradict each other
     """
 
-    flag_prefix = "lstm"
     paper = "Xu 2024"
     unused_flags = {
         "{side}_ffn_embed_dim": (0, "has no feed-forward sub-layer: use --lstm-hidden instead"),
@@ -127,6 +110,17 @@ class DepthwiseLstm(Aggregator):
     decoder_options = ("merge", "attn_residual")
     presets = {"attn_residual": True}
     has_gates = True
+    options = {
+        "ffn": Option("layers of the hidden computation, 1 (GeLU) or 2 (GLU)", Range(1, 2)),
+        "hidden": Option("width of the 2-layer form before the GLU halves it (default: 4 x width)"),
+        "glu": Option("gate function of the GLU", GLU),
+        "merge": Option("outputs of a decoder layer's attentions, two are steps", MERGE),
+        "share": Option("parameters that layers share (default: gate; RNN: none)", SHARE),
+        "forget_bias": Option(f"initial bias of the forget gate (default: {FORGET_BIAS:g})"),
+        "final_norm": Option("a layer norm after each stack"),
+        "biases": Option("the biases of Eq. 2 to 6, which the paper's parameter counts omit"),
+        "dropout": Option("dropout on the hidden computation's output (default: --dropout)", PROBABILITY),
+    }
 
     def __init__(
         self,
@@ -145,7 +139,7 @@ class DepthwiseLstm(Aggregator):
         super().__init__(stack)
         dim = self.dim
         self.share = share or ("gate" if self.has_gates else "none")
-        _check(ffn, hidden, glu, merge, self.share, forget_bias, dropout, self.has_gates)
+        _check(ffn, hidden, glu, merge, self.share, forget_bias, self.has_gates)
         self.recompute = stack.recompute
         dropout = stack.dropout if dropout is None else dropout
         forget_bias = FORGET_BIAS if forget_bias is None else forget_bias
@@ -161,23 +155,13 @@ class DepthwiseLstm(Aggregator):
         )
         self.final_norm = nn.LayerNorm(dim) if final_norm else None
 
-    @staticmethod
-    def add_args(parser) -> None:
-        def add(flag, help, **options):
-            parser.add_argument(f"--lstm-{flag}", help=f"depth-wise LSTM or RNN: {help}", **options)
-
-        add("ffn", "layers of the hidden computation, 1 (GeLU) or 2 (GLU; the default)", type=int, metavar="N")
-        add("hidden", "width of the 2-layer form before the GLU halves it (default: 4 x width)", type=int, metavar="N")
-        add("glu", f"gate function of the GLU: {', '.join(GLU)}", metavar="KIND")
-        add("merge", "outputs of a decoder layer's attentions: add, concat, or two (steps)", metavar="HOW")
-        query = "a decoder layer's input to the query of its second attention"
-        add("attn-residual", f"add {query} (new models do)", action="store_true", default=None)
-        add("no-attn-residual", f"do not add {query}", action="store_false", default=None, dest="lstm_attn_residual")
-        add("share", f"parameters that layers share: {', '.join(SHARE)} (default: gate; RNN: none)", metavar="KIND")
-        add("forget-bias", f"initial bias of the forget gate (default: {FORGET_BIAS:g})", type=float, metavar="X")
-        add("final-norm", "a layer norm after each stack", action="store_true")
-        add("biases", "the biases of Eq. 2 to 6, which the paper's parameter counts omit", action="store_true")
-        add("dropout", "dropout on the hidden computation's output (default: --dropout)", type=float, metavar="P")
+    @classmethod
+    def add_args(cls, parser) -> None:
+        super().add_args(parser)
+        text = "add a decoder layer's input to the query of its second attention"
+        parser.add_argument("--lstm-attn-residual", action="store_true", default=None, help=f"{text} (new models do)")
+        parser.add_argument("--lstm-no-attn-residual", action="store_false", default=None, dest="lstm_attn_residual",
+                            help=f"do not {text}")  # fmt: skip
 
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.dropout import dropout_of
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.keep_fp32 import KeepFp32, widened
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
@@ -134,6 +135,12 @@ class Mlrf(Aggregator):
         "mlrf_ffn_6l": ("pre", (6, 6), {"mlrf_kind": "ffn"}),
     }
     encoder_only = True
+    options = {
+        "kind": Option("fusion of the encoder's layers", KINDS),
+        "weights": Option("weights of learned (default: softmax)", WEIGHTS),
+        "hidden": Option("inner width of ffn (default: 4 x width) or multi-hop (default: width)", Range(1)),
+        "hops": Option("number of hops of multi-hop (default: 4)", Range(1)),
+    }
 
     def __init__(
         self,
@@ -152,16 +159,6 @@ class Mlrf(Aggregator):
         norms = self.num_layers if fuses and self.pre_norm else 0
         self.layer_norms = nn.ModuleList(nn.LayerNorm(self.dim) for _ in range(norms))
         self.final_norm = nn.LayerNorm(self.dim) if fuses and not self.pre_norm else None
-
-    @staticmethod
-    def add_args(parser) -> None:
-        def add(flag, help, **options):
-            parser.add_argument(f"--mlrf-{flag}", help=f"--layer-agg mlrf: {help}", **options)
-
-        add("kind", f"fusion of the encoder's layers: {', '.join(KINDS)} (default: learned)", metavar="KIND")
-        add("weights", "weights of learned: softmax or linear (default: softmax)", metavar="KIND")
-        add("hidden", "inner width of ffn (default: 4 x width) or multi-hop (default: width)", type=int, metavar="N")
-        add("hops", "number of hops of multi-hop (default: 4)", type=int, metavar="N")
 
     def matrices(self) -> list[Tensor]:
         found: list[Tensor] = []
@@ -208,15 +205,11 @@ def _fusion(
 
 
 def _check_options(kind: str, weights: str | None, hidden: int | None, hops: int | None) -> None:
-    """Reject values out of range and options that do not apply to *kind*.
+    """Reject options that do not apply to *kind*.
 
     Raises:
-        UsageError: a value is unknown or out of range, or an option does not apply
+        UsageError: an option does not apply
     """
-    if kind not in KINDS:
-        raise UsageError(f"--mlrf-kind {kind} is unknown: use one of {', '.join(KINDS)}")
-    if weights is not None and weights not in WEIGHTS:
-        raise UsageError(f"--mlrf-weights {weights} is unknown: use one of {', '.join(WEIGHTS)}")
     options = (
         ("weights", weights, ("learned",)),
         ("hidden", hidden, ("ffn", "multi-hop")),
@@ -227,6 +220,3 @@ def _check_options(kind: str, weights: str | None, hidden: int | None, hops: int
             raise UsageError(
                 f"--mlrf-{option} has no effect with --mlrf-kind {kind}: omit it, or use {' or '.join(kinds)}"
             )
-    for option, number in (("hidden", hidden), ("hops", hops)):
-        if number is not None and number < 1:
-            raise UsageError(f"--mlrf-{option} {number} must be at least 1: change or omit it")

@@ -34,8 +34,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.keep_fp32 import KeepFp32
-from fairseq_deep.core.registry import UsageError, nearest
+from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, MethodConfig, Stack
 
 from .base import AGGREGATORS, Aggregator
@@ -49,7 +50,7 @@ POINTS = {
     4: [[0.0], [0.5], [0.0, 0.5], [0.0, 0.0, 1.0]],
 }
 FIXED = {"rk2": [1 / 2, 1 / 2], "rk3": [1 / 6, 4 / 6, 1 / 6], "rk4": [1 / 6, 2 / 6, 2 / 6, 1 / 6]}
-LEARNED = ("rk2-learned", "rk2-init", "ema")
+METHODS = (*FIXED, "rk2-learned", "rk2-init", "ema")
 HISTORIES = ("residual", "dlcl")
 
 
@@ -57,21 +58,14 @@ def evaluations(method: str = "rk2", order: int | None = None) -> int:
     """Return the number of evaluations per layer.
 
     Raises:
-        UsageError: the method is unknown, or does not support *order*
+        UsageError: the method does not support *order*
     """
-    methods = (*FIXED, *LEARNED)
-    if method not in methods:
-        raise UsageError(
-            f"--ode-method {method} is unknown{nearest(method, methods)}: use one of {', '.join(methods)}"
-        )
     if method != "ema":
         if order is not None:
             raise UsageError(
                 f"--ode-order requires --ode-method ema, {method} has a fixed order: omit it, or use rk2, rk3 or rk4"
             )
         return int(method[2])
-    if order is not None and order not in POINTS:
-        raise UsageError(f"--ode-order {order} must be from 1 to {len(POINTS)}: change or omit it")
     return 2 if order is None else order
 
 
@@ -157,6 +151,12 @@ class Ode(KeepFp32, Aggregator):
         "ode_ema_6l": ("pre", (6, 6), {"ode_method": "ema"}),
     }
     encoder_only = True
+    options = {
+        "method": Option("weighting of evaluations", METHODS),
+        "order": Option("evaluations of a layer with --ode-method ema, 1 to 4 (default: 2)", Range(1, len(POINTS))),
+        "history": Option("connections between layers", HISTORIES),
+        "identity": Option("F(x) = layer(x), as in the released code; with --ode-history dlcl"),
+    }
 
     def __init__(
         self,
@@ -187,26 +187,9 @@ class Ode(KeepFp32, Aggregator):
         self.points, self.changes = _rows(self.num_evaluations, self.identity)
         self.total = _added(self.points[0], self.fixed, self.changes)
 
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--ode-method", metavar="NAME",
-                            help=f"ODE Transformer: weighting of evaluations: {', '.join((*FIXED, *LEARNED))} "
-                            "(default: rk2)")  # fmt: skip
-        parser.add_argument("--ode-order", type=int, metavar="K",
-                            help="ODE Transformer: evaluations of a layer with --ode-method ema, 1 to 4 (default: 2)")
-        parser.add_argument("--ode-history", metavar="NAME",
-                            help="ODE Transformer: connections between layers: residual or dlcl (default: residual)")
-        parser.add_argument("--ode-identity", action="store_true",
-                            help="ODE Transformer: F(x) = layer(x), as in the released code; with --ode-history dlcl")
-
     @classmethod
     def inner_method(cls, options: dict[str, Any]) -> str:
-        history = options.get("history", "residual")
-        if history not in HISTORIES:
-            raise UsageError(
-                f"--ode-history {history} is unknown{nearest(history, HISTORIES)}: use one of {', '.join(HISTORIES)}"
-            )
-        return history
+        return options.get("history", "residual")
 
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:

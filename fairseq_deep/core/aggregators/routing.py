@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_deep.core.dropout import dropout_of
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.keep_fp32 import widened
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, Stack
@@ -179,6 +180,12 @@ class Routing(Aggregator):
         "routing_dynamic_6l": ("post", (6, 6), {"routing_kind": "dynamic"}),
     }
     decoder_flags = ("no_decoder_final_norm",)
+    options = {
+        "kind": Option("kind of routing", [*ROUTINGS]),
+        "iterations": Option("number of iterations", Range(1)),
+        "capsules": Option("number of output capsules, a divisor of the width (default: the width)", Range(1)),
+        "hidden": Option("inner width of each layer's map (default: 4 x width)", Range(1)),
+    }
 
     def __init__(
         self,
@@ -189,13 +196,7 @@ class Routing(Aggregator):
         hidden: int | None = None,
     ):
         super().__init__(stack)
-        if kind not in ROUTINGS:
-            raise UsageError(f"--routing-kind {kind} is unknown: use one of {', '.join(sorted(ROUTINGS))}")
-        if iterations < 1:
-            raise UsageError(f"--routing-iterations {iterations} must be at least 1: change or omit it")
-        if hidden is not None and hidden < 1:
-            raise UsageError(f"--routing-hidden {hidden} must be at least 1: change or omit it")
-        if capsules is not None and (capsules < 1 or self.dim % capsules):
+        if capsules is not None and self.dim % capsules:
             raise UsageError(
                 f"--routing-capsules {capsules} does not divide the width {self.dim} of the {stack.side}: "
                 "use a divisor, or omit it for capsules of size 1"
@@ -213,16 +214,6 @@ class Routing(Aggregator):
         self.routing = ROUTINGS[kind](self.capsules, iterations)
         # many capsules make H small (in dynamic routing about 1/N^2): the usual 1e-5 would exceed its variance
         self.layer_norm = nn.LayerNorm(self.dim, eps=1e-12)
-
-    @staticmethod
-    def add_args(parser) -> None:
-        def add(flag, help, **options):
-            parser.add_argument(f"--routing-{flag}", help=f"--layer-agg routing: {help}", **options)
-
-        add("kind", "em or dynamic (default: em)", metavar="KIND")
-        add("iterations", "number of iterations (default: 3)", type=int, metavar="T")
-        add("capsules", "number of output capsules, a divisor of the width (default: the width)", type=int, metavar="N")
-        add("hidden", "inner width of each layer's map (default: 4 x width)", type=int, metavar="N")
 
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:

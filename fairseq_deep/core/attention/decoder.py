@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from fairseq_deep.core.fields import Option
 from fairseq_deep.core.registry import Method, Registry, UsageError
 from fairseq_deep.core.stack import Stack
 
@@ -53,17 +54,12 @@ class AverageThenSource(SelfThenSource):
         ffn: apply a feed-forward network to the mean
     """
 
-    flag_prefix = "average"
     relative = False
     paper = "Zhang 2018"
+    options = {"ffn": Option("a feed-forward network on the mean")}
 
     def __init__(self, ffn: bool = False):
         self.ffn = ffn
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--average-ffn", action="store_true",
-                            help="--decoder-attn average and merged-average: a feed-forward network on the mean")
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:

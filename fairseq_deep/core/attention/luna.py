@@ -41,6 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_deep.core.dropout import dropout_of
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.norms import make_norm
 from fairseq_deep.core.positions import sinusoids
 from fairseq_deep.core.registry import UsageError
@@ -163,6 +164,7 @@ class LunaOfSource(SelfOfSource):
     relative = False
     paper = "Ma 2021"
     architectures = {"luna_encoder_6l": ("post", (6, 6), {})}
+    options = {"length": Option("rows of the packed sequence", Range(1))}
 
     def __init__(self, length: int = LENGTH):
         self.length = length
@@ -170,16 +172,8 @@ class LunaOfSource(SelfOfSource):
     def packed_sequence(self, stack: Stack) -> nn.Module | None:
         return PackedSequence(stack, self.length)
 
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--luna-length", type=int, metavar="L",
-                            help=f"--encoder-attn luna: rows of the packed sequence ({LENGTH})")
-
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
-        length = options.get("length", LENGTH)
-        if length < 1:
-            raise UsageError(f"--luna-length {length} must be at least 1: change or omit it")
         if not stack.layout.residual:
             raise UsageError(
                 f"--encoder-attn luna requires the residual connections that --layer-agg {stack.aggregator.name} "
@@ -189,21 +183,3 @@ class LunaOfSource(SelfOfSource):
             raise UsageError(
                 f"--decoder-memory {other.memory.name} is not supported with --encoder-attn luna: omit one of them"
             )
-        check_options(stack)
-
-
-def check_options(stack: Stack) -> None:
-    """Reject layer options that Luna's layers of *stack* do not support."""
-    flag = f"--{stack.side}-attn luna"
-    options = {"--qk-norm": stack.qk_norm, "--value-residual": stack.value_residual,
-               "--language-norm": stack.language_norm, "--language-transform": stack.language_transform}  # fmt: skip
-    for option, chosen in options.items():
-        if chosen:
-            raise UsageError(f"{option} is not supported with {flag}: omit one of them")
-    if stack.kv_heads not in (None, stack.heads):
-        raise UsageError(f"--decoder-kv-heads is not supported with {flag}: omit one of them")
-    init = stack.init.method
-    if init.connects or not init.layer_norm:
-        raise UsageError(
-            f"--deep-init {stack.init.name} has no rule for the packed sequence of {flag}: use xavier, ds or lipschitz"
-        )

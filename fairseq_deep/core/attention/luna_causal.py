@@ -23,7 +23,7 @@ from .beams import DecodingStep
 from .building import attention_options
 from .decoder import DECODER_ATTENTIONS, SelfThenSource
 from .hypothesis_state import HypothesisState
-from .luna import LENGTH, check_options
+from .luna import LENGTH
 from .multihead import MultiheadAttention
 from .target import TargetAttention
 
@@ -178,9 +178,6 @@ class LunaThenSource(SelfThenSource):
                 "--decoder-attn luna has one packed sequence for both sides: make --encoder-embed-dim and "
                 f"--decoder-embed-dim equal ({other.dim} and {stack.dim})"
             )
-        if not stack.cross_attention:
-            raise UsageError("--no-cross-attention is not supported with --decoder-attn luna: omit one of them")
-        check_options(stack)
 
     def target(self, stack: Stack, bias: bool) -> nn.Module | None:
         return LunaCausalAttention(stack, bias, self.length)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_deep.core.fields import Option
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.residuals import ResidualConnection
 from fairseq_deep.core.stack import Stack
@@ -74,6 +75,7 @@ class Admin(Xavier):
     without_residual = False
     connects = True
     folds_stream = True
+    options = {"start": Option("omega for outputs that change by O(log n) (logn), O(1) (1), O(n) (n), or profile")}
 
     def __init__(self, stack: Stack, start: str | float = "logn"):
         super().__init__(stack)
@@ -81,14 +83,6 @@ class Admin(Xavier):
         if self.start not in STARTS:
             raise UsageError(f"--admin-start {start} is unknown: use one of {', '.join(STARTS)}")
         self.omega = omega(self.start, self.connections)
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument(
-            "--admin-start", metavar="HOW",
-            help="Admin: omega for outputs that change by O(log n) (logn), O(1) (1), O(n) (n), or profile "
-            "(default: logn)",
-        )  # fmt: skip
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ connections in the stack (Language Models are Unsupervised Multitask Learners, R
 
 from torch import Tensor, nn
 
-from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.fields import Option
 from fairseq_deep.core.stack import Stack
 
 from .base import INITS, MatrixLocation
@@ -29,16 +29,11 @@ class ResidualScaled(Xavier):
     without_residual = False
     paper = ""
     shrinks_layers = True
+    options = {"kind": Option("toolkit", ("marian", "gpt2"))}
 
     def __init__(self, stack: Stack, kind: str = "marian"):
         super().__init__(stack)
-        if kind not in ("marian", "gpt2"):
-            raise UsageError(f"--depth-scaled-kind {kind} is unknown: use marian or gpt2")
         self.kind = kind
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--depth-scaled-kind", metavar="KIND", help="--deep-init depth-scaled: marian or gpt2")
 
     def matrix(self, weight: Tensor, place: MatrixLocation) -> None:
         if self.kind == "marian":

@@ -15,9 +15,7 @@ The code has one matrix for queries, keys and values of a self-attention, with t
 and (9) have three matrices with a bound that is sqrt(2) times as large: ``--ds-init-split-qkv``.
 """
 
-import math
-
-from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.stack import Stack
 
 from .base import INITS, MatrixLocation
@@ -42,30 +40,17 @@ class DepthScaled(Xavier):
     flag_prefix = "ds_init"
     paper = "Zhang 2019"
     shrinks_layers = True
+    options = {
+        "alpha": Option("factor on all layers", Range(0, 1, above=True)),
+        "exponent": Option("layer l is scaled by l^-X; 0.25 in the paper's code, 0.5 in its Eq. 15", Range(0)),
+        "split_qkv": Option("bounds for separate query, key and value matrices, as in Eq. 1 and 9"),
+    }
 
     def __init__(self, stack: Stack, alpha: float = 1.0, exponent: float = 0.25, split_qkv: bool = False):
         super().__init__(stack)
-        if not 0.0 < alpha <= 1.0:
-            raise UsageError(f"--ds-init-alpha {alpha} is out of range: use a value above 0, up to 1")
-        if not 0.0 <= exponent < math.inf:
-            raise UsageError(f"--ds-init-exponent {exponent} must be a number >= 0: use 0.25 or 0.5")
         self.alpha = alpha
         self.exponent = exponent
         self.split_qkv = split_qkv
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument(
-            "--ds-init-alpha", type=float, metavar="A", help="DS-Init: factor on all layers (default: 1)"
-        )
-        parser.add_argument(
-            "--ds-init-exponent", type=float, metavar="P",
-            help="DS-Init: layer l is scaled by l^-P; 0.25 in the paper's code, 0.5 in its Eq. 15 (default: 0.25)",
-        )  # fmt: skip
-        parser.add_argument(
-            "--ds-init-split-qkv", action="store_true",
-            help="DS-Init: bounds for separate query, key and value matrices, as in Eq. 1 and 9",
-        )  # fmt: skip
 
     def gain(self, place: MatrixLocation) -> float:
         gain = 1.0 if self.split_qkv else super().gain(place)

@@ -15,7 +15,7 @@ import math
 
 from torch import Tensor, nn
 
-from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.fields import Option
 from fairseq_deep.core.stack import Stack
 
 from .base import INITS, Init, MatrixLocation
@@ -39,21 +39,12 @@ class Lipschitz(Init):
     """
 
     paper = "Xu 2020"
-    flag_prefix = "lipschitz"
     without_residual = True
+    options = {"embeddings": Option("embeddings, normal is N(0, 1/width)", EMBEDDINGS)}
 
     def __init__(self, stack: Stack, embeddings: str = "lipschitz"):
         super().__init__(stack)
-        if embeddings not in EMBEDDINGS:
-            raise UsageError(f"--lipschitz-embeddings {embeddings} is unknown: use one of {', '.join(EMBEDDINGS)}")
         self.embeddings = embeddings
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument(
-            "--lipschitz-embeddings", metavar="START",
-            help="Lipschitz initialisation: embeddings, lipschitz or normal, N(0, 1/width) (default: lipschitz)",
-        )  # fmt: skip
 
     def matrix(self, weight: Tensor, place: MatrixLocation) -> None:
         _fill(weight)

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.aggregators.base import AGGREGATORS, Aggregator
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, Stack
 
@@ -106,6 +107,7 @@ class Msc(Aggregator):
 
     paper = "Wei 2020"
     encoder_only = True
+    options = {"blocks": Option("blocks of the encoder (default: the number of decoder layers)", Range(1))}
 
     def __init__(self, stack: Stack, blocks: int | None = None):
         super().__init__(stack)
@@ -113,11 +115,6 @@ class Msc(Aggregator):
         self.block_layers = stack.layers // max(self.num_blocks, 1)
         self.cell = GruCell(self.dim) if self.num_blocks > 0 else None
         self.context_norms = nn.ModuleList(nn.LayerNorm(self.dim) for _ in range(self.num_blocks))
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--msc-blocks", type=int, metavar="N",
-                            help="--layer-agg msc: blocks of the encoder (default: the number of decoder layers)")
 
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.aggregators.weighted_sum import weighted_sums
 from fairseq_deep.core.dropout import dropout_of
+from fairseq_deep.core.fields import PROBABILITY, Option
 from fairseq_deep.core.keep_fp32 import KeepFp32
-from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
 from .base import MEMORIES, Memory
@@ -39,18 +39,12 @@ class Transparent(KeepFp32, Memory):
     """
 
     paper = "Bapna 2018"
+    options = {"dropout": Option("dropout on the logits of the means", PROBABILITY)}
 
     def __init__(self, encoder: Stack, decoder: Stack, dropout: float = 0.1):
         super().__init__(encoder, decoder)
-        if not 0.0 <= dropout < 1.0:
-            raise UsageError(f"--transparent-dropout {dropout} is not a probability: use a value from 0 to below 1")
         self.weight = nn.Parameter(torch.zeros(self.num_memories, self.num_layers + 1))
         self.dropout = dropout_of(self, dropout)
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--transparent-dropout", type=float, metavar="P",
-                            help="--decoder-memory transparent: dropout on the logits of the means (default: 0.1)")
 
     def weights(self) -> Tensor:
         """Return the weights s of the means, M x (L+1), in fp32."""

@@ -29,6 +29,7 @@ class ResidualConnection(nn.Module, Method):
         norms: the supported norm placements, of "pre" and "post"
         counts_layers: layers depend on their number or their count, so a trained model cannot drop any layers
         running_sum: the method requires a stack in which all layers add to one sum
+        shrinks_layers: branches are smaller in higher layers
         foldable: :meth:`factors` can be folded into the weights of a trained model
         weighs_stream: the connection is r = w x + F(x) in post-norm, with :meth:`stream_weight`
     """
@@ -36,6 +37,7 @@ class ResidualConnection(nn.Module, Method):
     norms: tuple[str, ...] = ("pre", "post")
     counts_layers = False
     running_sum = False
+    shrinks_layers = False
     foldable = False
     weighs_stream = False
 

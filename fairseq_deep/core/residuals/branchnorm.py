@@ -14,6 +14,7 @@ Names here: ``scale`` is a_t, ``updates`` is T.
 import torch
 from torch import Tensor
 
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.keep_fp32 import KeepFp32
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
@@ -78,13 +79,7 @@ class BranchNorm(GrowingBranch):
     paper = "Liu 2023"
     architectures = {"branchnorm_18l18l": ("post", (18, 18), {})}
     norms = ("post",)
+    options = {"updates": Option("updates until the branches have their full size", Range(1))}
 
     def __init__(self, stack: Stack, number: int, updates: int = 4000):
-        if updates < 1:
-            raise UsageError(f"--branchnorm-updates {updates} must be at least 1: use 1 (plain post-norm) or more")
         super().__init__(stack, number, updates)
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--branchnorm-updates", type=int, metavar="T",
-                            help="BranchNorm: updates until the branches have their full size (default: 4000)")

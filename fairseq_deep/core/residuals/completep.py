@@ -18,12 +18,11 @@ Names here: ``factor`` is m_L^-a, ``base`` is L_base, ``alpha`` is a.
 """
 
 import logging
-import math
 
 import torch
 from torch import Tensor
 
-from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.stack import Stack
 
 from .base import RESIDUALS
@@ -51,13 +50,14 @@ class CompleteP(Plain):
     norms = ("pre",)
     counts_layers = True
     running_sum = True
+    options = {
+        "base": Option("depth at which the branches of a stack have their full size", Range(0, above=True), True),
+        "alpha": Option("exponent of the depth", Range(0, 1), True),
+        "rates": Option("also scale Adam's learning rate and eps of the layers (fused_adam, muon)"),
+    }
 
     def __init__(self, stack: Stack, number: int, base: float = 1.0, alpha: float = 1.0, rates: bool = False):
         super().__init__(stack, number)
-        if not 0.0 < base < math.inf:
-            raise UsageError(f"--completep-base must be a positive number ({base}, {stack.side}): use 1, 2 or 6")
-        if not 0.0 <= alpha <= 1.0:
-            raise UsageError(f"--completep-alpha must be a number from 0 to 1 ({alpha}, {stack.side}): omit it for 1")
         ratio = stack.layers / base
         self.factor = ratio**-alpha
         self.factors_of_adam = (ratio ** (alpha - 1.0), ratio**-alpha) if rates else (1.0, 1.0)
@@ -70,18 +70,6 @@ class CompleteP(Plain):
             logger.info(f"{depth} is deeper than the {stack.layers} layers: branches have the factor {self.factor:.4g}")
         if alpha < 1.0 and not rates:
             logger.info(f"{depth}, alpha {alpha:g} only scales branches: add --completep-rates for learning rates")
-
-    @staticmethod
-    def add_args(parser) -> None:
-        help = {"base": ("N", "depth at which the branches of a stack have their full size (default: 1)"),
-                "alpha": ("A", "exponent of the depth, 0 to 1 (default: 1)")}  # fmt: skip
-        for name, (metavar, text) in help.items():
-            parser.add_argument(f"--completep-{name}", type=float, metavar=metavar, help=f"CompleteP: {text}")
-            for side in ("encoder", "decoder"):
-                parser.add_argument(f"--{side}-completep-{name}", type=float, metavar=metavar,
-                                    help=f"CompleteP: the same for the {side} only (default: --completep-{name})")
-        parser.add_argument("--completep-rates", action="store_true",
-                            help="CompleteP: also scale Adam's learning rate and eps of the layers (fused_adam, muon)")
 
     def adam_factors(self) -> tuple[float, float]:
         return self.factors_of_adam

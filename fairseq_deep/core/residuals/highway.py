@@ -16,7 +16,7 @@ Names here: ``linears[sublayer]`` is [W_1; W_2] of one sub-layer, as one product
 import torch
 from torch import Tensor
 
-from fairseq_deep.core.registry import UsageError, nearest
+from fairseq_deep.core.fields import Option
 from fairseq_deep.core.stack import Stack
 
 from .base import RESIDUALS, ResidualConnection
@@ -42,18 +42,12 @@ class Highway(ResidualConnection):
 
     paper = "Chai 2020"
     architectures = {"highway_6l": ("post", (6, 6), {})}
+    options = {"form": Option("gate on x (gate) or on F(x) (attention)", FORMS)}
 
     def __init__(self, stack: Stack, number: int, form: str = "gate"):
         super().__init__(stack, number)
-        if form not in FORMS:
-            raise UsageError(f"--highway-form {form} is unknown{nearest(form, FORMS)}: use {' or '.join(FORMS)}")
         self.gates_input = form == "gate"
         self.linears = gate_linears(stack.dim, self.sublayers)
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--highway-form", metavar="FORM",
-                            help="--residual highway: gate on x (gate) or on F(x) (attention) (default: gate)")
 
     def matrices(self) -> dict[str, Tensor]:
         return gate_matrices(self.linears)

@@ -10,11 +10,8 @@ only normalises its query, therefore its keys and values are not scaled (our der
 Names here: ``scale`` is 1 / sqrt(l).
 """
 
-from typing import Any
-
 from torch import Tensor
 
-from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
 from .base import RESIDUALS
@@ -29,18 +26,11 @@ class LayerNormScaling(Plain):
     architectures = {"layernorm_scaling_18l18l": ("pre", (18, 18), {})}
     norms = ("pre",)
     counts_layers = True
+    shrinks_layers = True
 
     def __init__(self, stack: Stack, number: int):
         super().__init__(stack, number)
         self.scale = number**-0.5
-
-    @classmethod
-    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
-        if stack.init is not None and stack.init.method.shrinks_layers:
-            raise UsageError(
-                f"--residual layernorm-scaling and --deep-init {stack.init.name} both scale layers by their depth "
-                f"({stack.side}): use --deep-init xavier, or --residual plain"
-            )
 
     def factors(self, sublayer: int) -> tuple[float, float | Tensor]:
         return self.scale, 1.0

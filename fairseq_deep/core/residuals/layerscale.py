@@ -11,13 +11,11 @@ stacks.
 Names here: ``weight[sublayer]`` is lambda.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.keep_fp32 import KeepFp32
-from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
 from .base import RESIDUALS, ResidualConnection
@@ -48,20 +46,12 @@ class LayerScale(KeepFp32, ResidualConnection):
     paper = "Touvron 2021"
     architectures = {"layerscale_18l18l": ("pre", (18, 18), {})}
     foldable = True
+    options = {"start": Option("initial factors (default: by the depth, 0.1, 1e-5 or 1e-6)", Range(0, above=True))}
 
     def __init__(self, stack: Stack, number: int, start: float | None = None):
         super().__init__(stack, number)
         start = default_start(stack.layers) if start is None else start
-        if not 0.0 < start < math.inf:
-            raise UsageError(
-                f"--layerscale-start {start} must be a positive number: use a small one (0.1), or omit it"
-            )
         self.weight = nn.Parameter(torch.full((self.sublayers, stack.dim), float(start)))
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--layerscale-start", type=float, metavar="X",
-                            help="LayerScale: initial factors (default: by the depth, 0.1, 1e-5 or 1e-6)")
 
     def factors(self, sublayer: int) -> tuple[float, float | Tensor]:
         return 1.0, self.weight[sublayer]

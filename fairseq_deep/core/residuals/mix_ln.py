@@ -14,6 +14,7 @@ Names here: ``layers`` is p.
 
 from typing import Any
 
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
@@ -38,17 +39,11 @@ class MixLN(Plain):
     norms = ("pre",)
     counts_layers = True
     foldable = False
+    options = {"layers": Option("number of post-norm layers (default: a quarter of the stack)", Range(1))}
 
     def __init__(self, stack: Stack, number: int, layers: int | None = None):
         super().__init__(stack, number)
-        if layers is not None and layers < 1:
-            raise UsageError(f"--mix-ln-layers {layers} must be at least 1: use 1 or more, or --residual plain")
         self.pre_norm = number > (max(1, stack.layers // 4) if layers is None else layers)
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--mix-ln-layers", type=int, metavar="N",
-                            help="Mix-LN: number of post-norm layers (default: a quarter of the stack)")
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq_deep.core.registry import UsageError, nearest
+from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.stack import MethodConfig, Stack
 
 from .base import RESIDUALS
@@ -43,6 +43,10 @@ class ProRes(GrowingBranch):
     paper = "Chen 2026"
     architectures = {"prores_18l18l": ("pre", (18, 18), {})}
     counts_layers = True
+    options = {
+        "period": Option("layer l has its full size after N l updates", Range(1)),
+        "around": Option("connection of the scaled branches", INNER),
+    }
 
     def __init__(
         self,
@@ -52,32 +56,15 @@ class ProRes(GrowingBranch):
         around: str = "plain",
         inner: MethodConfig | None = None,
     ):
-        if period < 1:
-            raise UsageError(f"--prores-period must be at least 1 ({period}): use 1 or more")
         super().__init__(stack, number, period * number)
         if inner is None:
             around = self.inner_method({"around": around})
             inner = MethodConfig(around, RESIDUALS.get(around))
         self.inner = inner.build(stack, number)
 
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--prores-period", type=int, metavar="T",
-                            help="ProRes: layer l has its full size after T l updates (default: 1000)")
-        parser.add_argument("--prores-around", metavar="NAME",
-                            help=f"ProRes: connection of the scaled branches: {', '.join(INNER)} (default: plain)")
-
     @classmethod
     def inner_method(cls, options: dict[str, Any]) -> str:
-        around = options.get("around", "plain")
-        if around not in INNER:
-            raise UsageError(f"--prores-around {around} is unknown{nearest(around, INNER)}: use {' or '.join(INNER)}")
-        return around
-
-    @classmethod
-    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
-        inner = options["inner"]
-        inner.method.check(stack, other, inner.options)
+        return options.get("around", "plain")
 
     def factors(self, sublayer: int) -> tuple[float, float | Tensor]:
         before, after = self.inner.factors(sublayer)

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_deep.core.registry import UsageError, nearest
+from fairseq_deep.core.fields import Option, Range
+from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
 from .base import RESIDUALS, ResidualConnection
@@ -58,23 +59,15 @@ class Sdu(ResidualConnection):
 
     paper = "Chai 2020"
     counts_layers = True
+    options = {
+        "activation": Option("psi", ACTIVATIONS),
+        "layers": Option("SDU in the N lowest layers (default: all)", Range(1)),
+    }
 
     def __init__(self, stack: Stack, number: int, activation: str = "sigmoid", layers: int | None = None):
         super().__init__(stack, number)
-        if activation not in ACTIVATIONS:
-            raise UsageError(
-                f"--sdu-activation {activation} is unknown{nearest(activation, ACTIVATIONS)}: "
-                f"use {' or '.join(ACTIVATIONS)}"
-            )
-        if layers is not None and layers < 1:
-            raise UsageError(f"--sdu-layers {layers} must be at least 1: use 1 or more, or --residual plain")
         self.sigmoid = activation == "sigmoid"
         self.linears = gate_linears(stack.dim, self.sublayers if layers is None or number <= layers else 0)
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--sdu-activation", metavar="PSI", help="SDU: sigmoid or tanh (default: sigmoid)")
-        parser.add_argument("--sdu-layers", type=int, metavar="N", help="SDU in the N lowest layers (default: all)")
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fairseq_deep.core.alignment import add_args as add_alignment_args
 from fairseq_deep.core.checkpoints import check_loadable, upgrade
-from fairseq_deep.core.checks import check_flags, check_sizes
+from fairseq_deep.core.checks import check_sizes
 from fairseq_deep.core.decoding import pack_linear
 from fairseq_deep.core.description import SIDES, add_args, describe
 from fairseq_deep.core.dropout import speed_up_dropout
@@ -112,7 +112,6 @@ class DeepTransformerModel(Transformer, TransformerModel):
         check_sizes(args, task)
         remember(task, allow_other)
         stacks = describe(args)
-        check_flags(args, stacks)
         settings = getattr(task, "cfg", None) or getattr(task, "args", None)
         stacks["decoder"] = replace(
             stacks["decoder"],
