@@ -28,12 +28,12 @@ CASES = {**METHODS, **OPTIONS, "languages": (PRENORM, {"language_norm": True, "l
 DYNAMIC = [case for case in METHODS if case.startswith("decoder_attn-")]
 DYNAMIC += ["layer_agg-dlcl", "layer_agg-lstm", "decoder_memory-transparent", "encoder_attn-luna", "languages"]
 DYNAMIC += [case for case in OPTIONS if "relative_values" in case]
-# with sizes that are fixed, an export takes a third of the time; every eighth by default, all at night
+# with sizes that are fixed, an export takes a third of the time; every sixteenth by default, all at night
 PLAIN = {f"{axis}-{default}" for axis, (_, default) in AXES.items() if axis != "layer_agg"}  # is in one of the others
 BOTH = [(case, PRENORM) for case in CASES if case not in PLAIN]
 BOTH += [(case, POSTNORM) for case in METHODS if case not in PLAIN and METHODS[case][0] == PRENORM
          and "post" in getattr(AXES[case.split("-")[0]][0].get(case.split("-", 1)[1]), "norms", ("post",))]  # fmt: skip
-FIXED = [pytest.param(*row, marks=[] if number % 8 == 0 else [pytest.mark.nightly]) for number, row in enumerate(BOTH)]
+FIXED = [pytest.param(*row, marks=[] if number % 16 == 0 else [pytest.mark.nightly]) for number, row in enumerate(BOTH)]
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,22 @@
 ``...`` in a line stands for any text. Lines that begin with $ are run by bash before the command; # is a comment.
 """
 
+import argparse
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+
+PARSER = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+DeepTransformerModel.add_args(PARSER)
+PARSER.add_argument("--ddp-comm-hook")
+for switch in ("--fp16", "--bf16"):
+    PARSER.add_argument(switch, action="store_true")
+for action in PARSER._actions:
+    action.default, action.type = argparse.SUPPRESS, None if "to_keep" in action.dest else action.type
 
 
 def rows(name):
@@ -20,3 +32,9 @@ def assert_says(line, said):
     """Whether a *line* is what a row has for it."""
     assert "\n" not in line.strip(), line
     assert re.fullmatch(".*".join(map(re.escape, said.split("..."))), line.strip()), f"{line!r} is not {said!r}"
+
+
+def read_model(line):
+    """The name of an architecture, without transformer_, and the flags after it."""
+    arch, *words = shlex.split(line)
+    return arch, vars(PARSER.parse_args(words))

@@ -1,29 +1,16 @@
 """Methods and options that do not go together, or have no such value: one line with the problem and the fix."""
 
-import argparse
-import shlex
-
 import pytest
 
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-from tests.errors import assert_says, rows
+from tests.errors import assert_says, read_model, rows
 from tests.helpers.methods import NO_FFN
-
-PARSER = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-DeepTransformerModel.add_args(PARSER)
-PARSER.add_argument("--ddp-comm-hook")
-for switch in ("--fp16", "--bf16"):
-    PARSER.add_argument(switch, action="store_true")
-for action in PARSER._actions:
-    action.default, action.type = argparse.SUPPRESS, None if "to_keep" in action.dest else action.type
 
 
 @pytest.mark.parametrize("before, command, said", rows("models"))
 def test_a_model_is_refused_in_one_line(before, command, said, build):
-    arch, *words = shlex.split(command)
     with pytest.raises(UsageError) as error:
-        given = vars(PARSER.parse_args(words))
+        arch, given = read_model(command)
         build(f"transformer_{arch}", **{**(NO_FFN if given.get("layer_agg") in ("lstm", "rnn") else {}), **given})
     assert_says(str(error.value), said)
 

@@ -13,7 +13,8 @@ from tests.helpers.methods import structure
 from tests.helpers.models import task_of
 
 DEEPEST_LAST = sorted(ARCHITECTURES.values(), key=lambda row: row.encoder_layers + row.decoder_layers)
-of_each_structure = pytest.mark.parametrize("name", {structure(row): row.name for row in DEEPEST_LAST}.values())
+STRUCTURES = [*{structure(row): row.name for row in DEEPEST_LAST}.values()]
+of_each_structure = pytest.mark.parametrize("name", STRUCTURES)
 
 # exact counts at the papers' vocabularies (34,040; 35,628 where the score is of X24): counts of the papers and formulas
 # of the method pages
@@ -85,7 +86,8 @@ def count_by_layers(row):
     return plain - final_norms + (dlcl if row.layer_agg == "dlcl" else 0)
 
 
-@pytest.mark.parametrize("name", list_archs())
+@pytest.mark.parametrize("name", [name if name in STRUCTURES else pytest.param(name, marks=pytest.mark.nightly)
+                                  for name in list_archs()])  # fmt: skip
 def test_parameter_count_is_the_papers(name):
     """Also the count of the table, which python -m tests.helpers.counts writes."""
     expected = PARAMETERS.get(name) or count_by_layers(ARCHITECTURES[name]) or stored_count(name)

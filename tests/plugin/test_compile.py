@@ -252,14 +252,13 @@ def test_training_compiles_and_generation_does_not(data, tmp_path):
     if compiling.why_not(torch.device("cpu"), "inductor") is not None:
         pytest.skip("there is no compiler")
     plain, done = (
-        run(*train_command(data, tmp_path / name, *EXACT, "--max-update", "2", *flags, arch=TINY))
+        run(*train_command(data, tmp_path / name, *EXACT, "--max-update", "1", *flags, arch=TINY))
         for name, flags in (("plain", ()), ("compiled", ("--compile",)))
     )
     expected, found = entries(plain), entries(done)
-    assert expected.keys() == found.keys() == {1, 2}
-    for update, entry in found.items():
-        for name in ("loss", "gnorm"):
-            assert entry[name] == pytest.approx(expected[update][name], abs=2e-3)
+    assert expected.keys() == found.keys() == {1}
+    for name in ("loss", "gnorm"):
+        assert found[1][name] == pytest.approx(expected[1][name], abs=2e-3)
     [line] = re.findall(r"--compile: .*", done.text)
     assert re.fullmatch(r"--compile: compiled [1-9]\d* functions; the first step took [\d.]+ s", line)
     path = tmp_path / "compiled/checkpoint_last.pt"
