@@ -4,11 +4,13 @@ import gc
 import logging
 import os
 import random
+import shutil
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when torch imports it
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from filelock import FileLock  # noqa: E402
 
 from fairseq_deep.plugin.architectures import build_architecture  # noqa: E402
 
@@ -87,12 +89,17 @@ def small(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory):
-    """The folder of a recipe, as its stages leave it, with two checkpoints of a small model."""
+def trained(tmp_path_factory, request):
+    """The folder of a recipe, as its stages leave it, with two checkpoints of a small model; one for all workers."""
     from tests.helpers.trained import train_recipe
 
-    exp = tmp_path_factory.mktemp("recipe")
-    train_recipe(exp, "--joined-dictionary")
+    own = tmp_path_factory.getbasetemp()
+    exp = (own.parent if hasattr(request.config, "workerinput") else own) / "recipe"
+    with FileLock(f"{exp}.lock"):
+        if not (exp / "RESULT.json").exists():  # which is written last
+            shutil.rmtree(exp, ignore_errors=True)
+            exp.mkdir()
+            train_recipe(exp, "--joined-dictionary")
     return exp
 
 

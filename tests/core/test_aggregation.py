@@ -1,4 +1,4 @@
-"""Layer aggregation (hierarchical, iterative, linear): nodes, initial values, dropout, precision.
+"""Layer aggregation (hierarchical, iterative, linear): nodes, initial values, precision.
 
 The equations are proven in ``test_aggregators.py``.
 """
@@ -10,7 +10,7 @@ from fairseq_deep.core.aggregators.hierarchical import Hierarchical
 from fairseq_deep.core.aggregators.iterative import Iterative
 from fairseq_deep.core.aggregators.node import Node
 from fairseq_deep.core.stack import Stack
-from tests.helpers.tensors import is_uniform, randomise
+from tests.helpers.tensors import is_uniform
 
 T, B, C, D = 5, 3, 6, 10
 
@@ -37,28 +37,6 @@ def test_initial_values_of_nodes():
         for node in aggregator.nodes:
             assert not node.fc1.bias.any() and not node.fc2.bias.any() and not node.layer_norm.bias.any()
             assert node.layer_norm.weight.eq(1).all()
-
-
-@pytest.mark.parametrize("place", ["dropout", "activation_dropout"])
-def test_dropout_is_on_the_network_of_a_node(place):
-    node = randomise(Node(Stack(2, C, ffn_dim=64, **{place: 0.5}), 2))
-    inputs = [torch.randn(T, B, C), torch.randn(T, B, C)]
-    assert not torch.equal(node(inputs), node(inputs))
-    assert torch.equal(node.eval()(inputs), node(inputs))
-    with torch.no_grad():
-        for parameter in node.fc2.parameters():
-            parameter.zero_()
-    torch.testing.assert_close(node.train()(inputs), node.eval()(inputs), msg="what is added passes it by")
-
-
-def test_activation_dropout_is_before_the_second_product():
-    """Two hidden units of value 1, which meet in a sum, contribute 0 or 2 each; what comes out is 0, 2 or 4."""
-    node = Node(Stack(2, 1, ffn_dim=2, activation_dropout=0.5), 1)
-    with torch.no_grad():
-        for parameter, value in zip(node.parameters(), (0.0, 1.0, 1.0, 0.0, 1.0, 0.0)):
-            parameter.fill_(value)
-    node.layer_norm.forward = lambda x: x
-    assert set(node([torch.zeros(9, 9, 1)]).unique().tolist()) == {0.0, 2.0, 4.0}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""The running mean and average attention: half precision, memory, dropout.
+"""The running mean and average attention: half precision, memory.
 
 Their equations and gradients are in ``test_whole_models.py``, and common properties in ``test_decoder_attentions.py``.
 """
@@ -6,7 +6,7 @@ Their equations and gradients are in ``test_whole_models.py``, and common proper
 import pytest
 import torch
 
-from fairseq_deep.core.attention import AverageAttention, RunningMean, SharedBeamState
+from fairseq_deep.core.attention import RunningMean, SharedBeamState
 
 T, B, C = 7, 3, 6
 
@@ -55,17 +55,3 @@ def test_half_precision_is_exact_to_its_last_digit(dtype, length, shift, steps):
     assert actual.dtype == dtype
     distance = (order_number(actual) - order_number(exact.to(dtype))).abs()
     assert distance.max() <= 1 and distance.float().mean() < 1e-3
-
-
-def test_dropout_acts_within_the_ffn_in_training_only():
-    module = AverageAttention(C, 200, dropout=0.5)
-    inputs = []
-    module.fc2.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach()))
-    x = torch.randn(50, B, C)
-    module(x, attn_mask=torch.zeros(1, 1))
-    module.eval()(x, attn_mask=torch.zeros(1, 1))
-    dropped, whole = inputs
-    alive = whole > 0
-    kept = dropped[alive] != 0
-    assert kept.float().mean() == pytest.approx(0.5, abs=0.03)
-    torch.testing.assert_close(dropped[alive][kept], 2 * whole[alive][kept])

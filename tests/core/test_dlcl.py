@@ -1,4 +1,4 @@
-"""DLCL: initial weights, when it is a plain stack, window, dropout, precision, memory, checkpoint keys.
+"""DLCL: initial weights, when it is a plain stack, window, memory, checkpoint keys.
 
 Its equations are proven in ``test_aggregators.py``, with LayerDrop in ``test_layer_drop.py``.
 """
@@ -15,7 +15,6 @@ from tests.helpers.models import make_batch
 from tests.helpers.tensors import randomise, saved_bytes
 
 T, B, C, L = 7, 3, 12, 5
-either_norm = pytest.mark.parametrize("pre_norm", [True, False], ids=["pre", "post"])
 
 
 @pytest.mark.parametrize("init", ["avg", "one", "last"])
@@ -75,16 +74,6 @@ def test_a_window_drops_the_entries_that_nothing_reads():
         for index in range(L):
             state = aggregator.write(state, index, y_0)
     assert len(state) == 1 + 2
-
-
-@either_norm
-def test_dropout_follows_the_combination_and_its_norm_in_training_only(pre_norm):
-    aggregator = Dlcl(Stack(L, C, pre_norm), dropout=0.5)
-    state = aggregator.write(aggregator.start(torch.randn(T, B, C)), 0, torch.randn(T, B, C))
-    dropped = aggregator.read(state, 1)
-    kept = dropped != 0
-    assert 0.3 < kept.float().mean() < 0.7
-    torch.testing.assert_close(dropped[kept], 2 * aggregator.eval().read(state, 1)[kept])
 
 
 def test_thirty_layers_save_at_most_a_fifth_more_than_the_plain_stack(build, dictionary):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
-from fairseq_deep.core.aggregators.lstm import GLU, DepthwiseLstm, DepthwiseRnn, Gates, Hidden
+from fairseq_deep.core.aggregators.lstm import DepthwiseLstm, DepthwiseRnn, Gates, Hidden
 from fairseq_deep.core.aggregators.lstm_cell import lstm_cell, norm_gates
 from fairseq_deep.core.layers import DecoderContext
 from fairseq_deep.core.registry import UsageError
@@ -51,38 +51,6 @@ def test_initial_values_and_the_papers_defaults():
     for matrix, own in zip(lstm.matrices(), (part for gates in lstm.gates for part in gates.weight.split(32))):
         assert matrix.data_ptr() == own.data_ptr() and matrix.shape == (32, 64), "an initialisation fills each gate"
     assert Gates(64, 32, 0.0).norm_bias.eq(0).all() and is_xavier(Hidden(64, 32, None, "sigmoid", 0, 0).fc1.weight)
-
-
-@pytest.mark.parametrize("glu", [*GLU, None])
-def test_dropout_acts_on_the_output_of_the_glu_and_on_h(glu):
-    """With one layer (None), only on h."""
-    hidden, c, inputs = Hidden(2 * 64, 64, glu and 256, glu, 0.5, activation_dropout=0.25), torch.randn(20, 10, 128), []
-    if glu:
-        hidden.fc2.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-        hidden(c), hidden.eval()(c)
-        dropped, whole = inputs
-        kept, alive = dropped != 0, whole != 0  # a ReLU makes zeros too
-        assert (kept & alive).sum() / alive.sum() == pytest.approx(0.75, abs=0.02)
-        torch.testing.assert_close(dropped[kept], whole[kept] / 0.75)
-        hidden.train().activation_dropout.eval()
-    h, exact = hidden(c), hidden.eval()(c)
-    assert h.ne(0).float().mean() == pytest.approx(0.5, abs=0.03)
-    torch.testing.assert_close(h[h != 0], 2 * exact[h != 0])
-
-
-def test_dropout_does_not_act_on_gates_and_cell():
-    """Where h is dropped, Cell is Cell_{i-1} f; elsewhere it has twice the h i of evaluation."""
-    aggregator = make(DepthwiseLstm, 1, 64, dropout=0.5)
-    old_out, old_cell, attention = torch.randn(3, T, B, 64)
-    out, cell = aggregator.write([old_out, old_cell], 0, attention)
-    whole_cell = aggregator.eval().write([old_out, old_cell], 0, attention)[1]
-    z = gate_inputs(aggregator.gates[0], torch.cat([old_out, attention], dim=-1))
-    _, forget_gate, output_gate = torch.sigmoid(z).unbind(2)
-    carried = old_cell * forget_gate
-    dropped = cell == carried
-    assert 0.4 < dropped.float().mean() < 0.6
-    torch.testing.assert_close(cell, torch.where(dropped, carried, 2 * whole_cell - carried), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(out, cell * output_gate)
 
 
 def test_recomputation_keeps_out_cell_and_attention_only():

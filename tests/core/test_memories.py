@@ -47,18 +47,6 @@ def test_transparent_equals_the_equation_and_starts_with_means():
     torch.testing.assert_close(rows, torch.stack(actual), rtol=1e-5, atol=1e-5)
 
 
-def test_transparent_drops_logits_in_training_only():
-    memory = Transparent(*stacks(memories=40), dropout=0.5).double()
-    memory.weight.data.fill_(1.0)
-    outputs = [torch.full((1, 1, C), float(k == 0), **DOUBLE) for k in range(L + 1)]
-    assert {round(z[0, 0, 0].item(), 6) for z in memory.eval()(outputs, [])} == {round(1 / (L + 1), 6)}
-    shares = torch.stack(memory.train()(outputs, []))[:, 0, 0, 0].tolist()
-    # the first logit is 0 or 2, and so is each of the others: its share is a / (a + n e^2 + L - n) for some n
-    possible = [a / (a + n * torch.e**2 + L - n) for a, n in itertools.product((1, torch.e**2), range(L + 1))]
-    assert len({round(share, 6) for share in shares}) > 5
-    assert all(min(abs(share - other) for other in possible) < 1e-9 for share in shares)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_and_sums_of_half_precision_are_of_fp32(dtype):
     memory = randomise(Transparent(*stacks(), dropout=0.0))
@@ -104,5 +92,3 @@ def test_the_cell_of_msc_is_torchs():
         assert name == other_name and torch.equal(got, want)
     x, h = torch.randn(2, T, B, C)
     torch.testing.assert_close(cell(x, h).flatten(0, 1), other(x.flatten(0, 1), h.flatten(0, 1)))
-
-

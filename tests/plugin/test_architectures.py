@@ -86,8 +86,10 @@ def count_by_layers(row):
     return plain - final_norms + (dlcl if row.layer_agg == "dlcl" else 0)
 
 
-@pytest.mark.parametrize("name", [name if name in STRUCTURES else pytest.param(name, marks=pytest.mark.nightly)
-                                  for name in list_archs()])  # fmt: skip
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[] if name in PARAMETERS or name in STRUCTURES else [pytest.mark.nightly])
+    for name in list_archs()
+])  # fmt: skip
 def test_parameter_count_is_the_papers(name):
     """Also the count of the table, which python -m tests.helpers.counts writes."""
     expected = PARAMETERS.get(name) or count_by_layers(ARCHITECTURES[name]) or stored_count(name)

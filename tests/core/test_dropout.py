@@ -1,5 +1,6 @@
-"""Dropout: ``--fast-dropout`` has its distribution, sane seeds, in every part; ``--retain-dropout`` keeps all of it."""
+"""Dropout: its place in each method; ``--fast-dropout`` has its distribution; ``--retain-dropout`` keeps it."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -7,9 +8,57 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fairseq_deep.core.attention import AttentionOptions, MultiheadAttention, multihead
+from fairseq_deep.core.aggregators import DepthwiseLstm, Dlcl, Mlrf, Routing
+from fairseq_deep.core.aggregators.lstm import GLU, Hidden
+from fairseq_deep.core.aggregators.node import Node
+from fairseq_deep.core.attention import AttentionOptions, AverageAttention, MultiheadAttention, multihead
 from fairseq_deep.core.dropout import Dropout, fast_dropout, speed_up_dropout
+from fairseq_deep.core.memories import Transparent
+from fairseq_deep.core.stack import Stack
 from tests.helpers.models import make_batch
+from tests.helpers.tensors import randomise
+
+C, HALF, QUARTER = 6, 1.5, 1.25  # factors in the place of dropout
+STACK = Stack(2, C, ffn_dim=10, dropout=0.5, activation_dropout=0.25)
+DECODER = Stack(3, C, side="decoder", other_layers=2)
+X = torch.randn(4, 7, 3, C, generator=torch.Generator().manual_seed(1))
+INNER = {"fc2.weight": HALF * QUARTER, "fc2.bias": HALF}  # after the activation function, and after the network
+# modules with dropout, what they compute, and the parameters that have to be larger where there is none
+PLACES = {
+    "node of an aggregation": (lambda: Node(STACK, 2), lambda part: part([X[0], X[1]]), INNER),
+    "map of routing": (lambda: Routing(STACK).maps[0], lambda part: part(X[0]), INNER),
+    "MLRF": (lambda: Mlrf(STACK, kind="ffn").fusion, lambda part: part([X[0], X[1]]), {"fc2.weight": QUARTER}),
+    "average attention": (lambda: AverageAttention(C, 10, 0.25),
+                          lambda part: part(X[0], attn_mask=torch.zeros(1, 1))[0], {"fc2.weight": QUARTER}),
+    **{f"hidden of an LSTM, {glu}": (lambda glu=glu: Hidden(2 * C, C, 4 * C, glu, 0.5, 0.25, True),
+                                     lambda part: part(torch.cat([X[0], X[1]], -1)), INNER) for glu in GLU},
+    "hidden of an LSTM, one layer": (lambda: Hidden(C, C, None, "sigmoid", 0.5, 0.25), lambda part: part(X[0]),
+                                     {"output": HALF}),
+    "cell of an LSTM": (lambda: DepthwiseLstm(STACK), lambda part: torch.stack(part.write([X[0], X[1]], 0, X[2])),
+                        {"hidden.0.fc2.weight": HALF * QUARTER}),
+    "transparent attention": (lambda: Transparent(STACK, DECODER, dropout=0.5),
+                              lambda part: torch.stack(part([*X[:3]], [])), {"weight": HALF}),
+    "DLCL": (lambda: Dlcl(STACK, dropout=0.5), lambda part: part.read(part.write(part.start(X[0]), 0, X[1]), 1),
+             {"weight": HALF}),
+    "post-norm DLCL": (lambda: Dlcl(Stack(2, C, False), dropout=0.5),
+                       lambda part: part.read(part.write(part.start(X[0]), 0, X[1]), 1),
+                       {"layer_norms.0.weight": HALF, "layer_norms.0.bias": HALF}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+@torch.no_grad()
+def test_dropout_is_in_its_place_in_training_only(place, monkeypatch):
+    """A factor of 1 + p instead of it is the same as larger parameters after it."""
+    make, compute, larger = PLACES[place]
+    monkeypatch.setattr(F, "dropout", lambda x, p=0.5, training=True: x * (1 + p) if training else x)
+    module = randomise(make()).train()
+    found, without = compute(module), copy.deepcopy(module).eval()
+    assert not torch.allclose(compute(without), found)
+    for name, factor in larger.items():
+        if name != "output":
+            without.get_parameter(name).mul_(factor)
+    torch.testing.assert_close(compute(without) * larger.get("output", 1.0), found)
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.3, 0.5, 0.9, 1.0])
