@@ -23,14 +23,12 @@ def disable_cudnn_attention() -> None:
 
 def is_compiling() -> bool:
     """Return whether torch.compile or torch.export is tracing the caller."""
-    return hasattr(torch.compiler, "is_compiling") and torch.compiler.is_compiling()
+    return torch.compiler.is_compiling()
 
 
 def autocasts() -> bool:
     """Return whether autocast is enabled on the CPU."""
-    if hasattr(torch, "get_autocast_dtype"):  # from torch 2.4 on, where the older function warns
-        return torch.is_autocast_enabled("cpu")
-    return torch.is_autocast_cpu_enabled()
+    return torch.is_autocast_enabled("cpu")
 
 
 def no_autocast(tensor: Any) -> Any:

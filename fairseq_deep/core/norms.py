@@ -38,7 +38,7 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x (... x C)."""
-        if hasattr(F, "rms_norm") and x.dtype == self.weight.dtype and (FUSED or x.dtype != torch.float16):
+        if x.dtype == self.weight.dtype and (FUSED or x.dtype != torch.float16):
             return F.rms_norm(x, (self.dim,), self.weight, self.eps)
         wide = widened(x)
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)

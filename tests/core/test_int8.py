@@ -143,7 +143,7 @@ def test_a_way_that_overflows_or_is_absent_is_not_taken(fresh, monkeypatch):
     def fails(weight, scales, steps):
         raise RuntimeError("unsupported processor")
 
-    original = next(iter({**int8.PRODUCTS, **int8.INEXACT}.values()))
+    original = next(iter(int8.PRODUCTS.values()))
     for make in (overflows, absent, fails):
         assert not int8._is_right(make, 64, 64, 127)
     monkeypatch.setattr(int8, "PRODUCTS", {"absent": absent, "overflows": overflows, **int8.PRODUCTS})
@@ -153,8 +153,8 @@ def test_a_way_that_overflows_or_is_absent_is_not_taken(fresh, monkeypatch):
 def test_fewer_steps_where_all_of_them_overflow(fresh, monkeypatch):
     right = int8._is_right
     monkeypatch.setattr(int8, "_is_right", lambda make, n, k, steps: steps == 63 and right(make, n, k, steps))
-    if not int8.available_kernels().names or int8.available_kernels().names[0] in int8.INEXACT:
-        pytest.skip("this torch has one scale for all rows")
+    if not int8.available_kernels().names:
+        pytest.skip("torch has no int8 product for this machine")
     assert int8.available_kernels().steps == 63 and "inputs in 7 bits (63 steps)" in describe()
     layer, x = case((3, 5, 16, 33))
     with torch.no_grad():
@@ -163,23 +163,9 @@ def test_fewer_steps_where_all_of_them_overflow(fresh, monkeypatch):
         assert float(((y - expected).abs() / step).max()) < 1.01
 
 
-def test_an_old_torch_has_one_scale_for_all_rows(fresh, monkeypatch):
-    monkeypatch.setattr(int8, "PRODUCTS", {})
-    if not int8.available_kernels().names:
-        pytest.skip("this torch has no FBGEMM")
-    assert int8.available_kernels().names == ("dynamic",) and "one scale for all rows" in describe()
-    layer, x = case((2, 60, 64, 33))
-    x[0, 0], x[0, 1] = 0.0, 1e4
-    with torch.no_grad():
-        y, expected = int8.Int8Linear(layer)(x), layer(x)
-    assert float((y - expected).norm(dim=-1).div(expected.norm(dim=-1)).max()) < 0.05
-    torch.testing.assert_close(y[0, 0], layer.bias)
-
-
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_without_products_one_line_says_so(fresh, monkeypatch, caplog, precision):
     monkeypatch.setattr(int8, "PRODUCTS", {})
-    monkeypatch.setattr(int8, "INEXACT", {})
     monkeypatch.setattr(linear, "has_bfloat", lambda: False)
     monkeypatch.setattr(machine, "has_bfloat", lambda: False)
     stack = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))

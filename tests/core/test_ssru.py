@@ -85,7 +85,6 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_levels():
     assert saved_bytes(lambda: run(module, x)) <= 4 * 6 * x.numel()
 
 
-@pytest.mark.skipif(not hasattr(torch.library, "custom_op"), reason="torch 2.3")
 def test_a_compiler_makes_one_graph_for_all_lengths():
     """With the gradients of the module as it is, also where that of the output is transposed."""
     module, graphs = Ssru(C), []

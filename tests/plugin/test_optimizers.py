@@ -14,8 +14,7 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer as StockFP16Optimizer
 from omegaconf import OmegaConf
 
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.plugin.training import adam as fused
-from fairseq_deep.plugin.training.adam import FusedAdam, factors_of
+from fairseq_deep.plugin.training.adam import FusedAdam, chunks_of, factors_of
 from fairseq_deep.plugin.training.fp16 import FP16Optimizer
 from fairseq_deep.plugin.training.muon import SCALES, Muon, is_matrix, orthogonalise, scale_of
 from fairseq_deep.plugin.training.optimizer import MuonConfig
@@ -29,16 +28,6 @@ RATES = {"betas": (0.9, 0.98), "eps": 1e-3}  # so large that its place shows
 MUON = {**RATES, "lr": 0.1, "weight_decay": 0.1}
 TINY = "transformer_prenorm_2l2l_tiny"
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-
-
-@pytest.fixture(params=["fused", "foreach"])
-def kernel(request, monkeypatch):
-    """Both ways to update; a GPU with torch 2 takes the first, torch 1.13 the second."""
-    if request.param == "foreach":
-        monkeypatch.setattr(fused, "has_fused", lambda device: False)
-    elif not fused.has_fused("cpu"):
-        pytest.skip("this torch has no fused Adam on a CPU")
-    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +72,7 @@ def near(dtype):
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_steps_of_fused_adam_are_those_of_fairseq(dtype, decay, kernel):
+def test_steps_of_fused_adam_are_those_of_fairseq(dtype, decay):
     """Also where types are mixed, as in half precision with weights of sums in fp32."""
     ours, theirs = ([*parameters(dtype), *parameters(torch.float32, seed=1)] for _ in range(2))
     optimizer = FusedAdam(ours, weight_decay=decay, **RATES)
@@ -97,7 +86,7 @@ def test_steps_of_fused_adam_are_those_of_fairseq(dtype, decay, kernel):
 
 @pytest.mark.parametrize("turned", ["weight", "gradient"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_tensors_may_lie_in_memory_otherwise(dtype, turned, kernel):
+def test_tensors_may_lie_in_memory_otherwise(dtype, turned):
     """Weights and gradients that are views of a transposed matrix."""
     turn = {turned: lambda x: x.t().contiguous().t()}
     results = []
@@ -113,7 +102,7 @@ def test_tensors_may_lie_in_memory_otherwise(dtype, turned, kernel):
 @pytest.mark.parametrize("make", [FusedAdam, Muon])
 @pytest.mark.parametrize("scale", [128.0, torch.tensor(128.0)], ids=["number", "tensor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_gradients_are_divided_by_the_scale(dtype, scale, make, kernel):
+def test_gradients_are_divided_by_the_scale(dtype, scale, make):
     """All of them, also where types are mixed: ``--log-depth-interval`` reads them after the step."""
     plain, scaled = ([*parameters(dtype), *parameters(torch.float32)] for _ in range(2))
     train(make(plain, **MUON), plain, 3)
@@ -123,16 +112,16 @@ def test_gradients_are_divided_by_the_scale(dtype, scale, make, kernel):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_chunks_of_a_few_tensors_change_nothing(dtype, kernel, monkeypatch):
+def test_chunks_of_a_few_tensors_change_nothing(dtype, monkeypatch):
     whole, parts = parameters(dtype), parameters(dtype)
     train(FusedAdam(whole, **RATES), whole, 3)
-    monkeypatch.setattr(fused, "CHUNK", 30)
-    assert [len(chunk) for chunk in fused.chunks_of(parts)] == [2, 1, 1, 2, 3]  # 35 elements exceed a chunk
+    monkeypatch.setattr("fairseq_deep.plugin.training.adam.CHUNK", 30)
+    assert [len(chunk) for chunk in chunks_of(parts)] == [2, 1, 1, 2, 3]  # 35 elements exceed a chunk
     train(FusedAdam(parts, **RATES), parts, 3)
     assert all(torch.equal(one, other) for one, other in zip(whole, parts))
 
 
-def test_a_state_of_apex_counts_steps_in_the_group(kernel):
+def test_a_state_of_apex_counts_steps_in_the_group():
     weights = parameters()
     optimizer = FusedAdam(weights, **RATES)
     train(optimizer, weights, 3)
@@ -148,7 +137,7 @@ def test_a_state_of_apex_counts_steps_in_the_group(kernel):
 
 @pytest.mark.parametrize("make", [FusedAdam, Muon])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
-def test_a_parameter_with_factors_has_the_steps_of_an_optimizer_of_its_own(dtype, make, kernel):
+def test_a_parameter_with_factors_has_the_steps_of_an_optimizer_of_its_own(dtype, make):
     """CompleteP's factors on lr, and so on decoupled decay, and on eps, which is Adam's; checkpoints have one group."""
     mixed, plain, own = parameters(dtype, factors=(0, 4, 6)), parameters(dtype), parameters(dtype)
     optimizer = make(mixed, **MUON)
@@ -285,7 +274,7 @@ def update(optimizer, weights, step, clip):
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @every_form
-def test_half_precision_trains_as_with_adam(form, clip, kernel):
+def test_half_precision_trains_as_with_adam(form, clip):
     dtype = FORMS[form][0]
     ours, theirs = weights_of(form), weights_of(form)
     one, two = wrapped(form, "fused_adam", ours), wrapped(form, "stock", theirs)

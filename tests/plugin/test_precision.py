@@ -136,8 +136,6 @@ MACHINES = {
         "--fp16 --memory-efficient-fp16 --cpu", "--fp16 --fp16-no-flatten-grads --cpu", "--bf16 --cpu", "--amp --cpu",
         "--ddp-backend legacy_ddp", "--ddp-backend slowmo",
     )},
-    "fp16 without half precision on the CPU": ({"half": False}, parsed("--memory-efficient-fp16 --cpu"),
-        "--fp16 requires a GPU, but this run has none: use --bf16, or omit it"),
     "slowmo of two workers": ({"workers": "2"}, parsed("--ddp-backend slowmo"), "requires fairscale"),
     "slowmo with fairscale": ({"workers": "2", "fairscale": True}, parsed("--ddp-backend slowmo"), ""),
     "bf16 on a GPU without it": ({"bf16": False}, on_gpu(torch.bfloat16), "use --fp16"),
@@ -154,23 +152,11 @@ def test_a_precision_or_backend_that_a_machine_lacks_is_refused(case, monkeypatc
     monkeypatch.setattr(checks, "find_spec", lambda name: machine.get("fairscale"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: "bf16 on a" in case or "fp16 on a" in case)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: machine.get("bf16", True))
-    if not machine.get("half", True):
-        monkeypatch.setattr(checks, "half_on_cpu", lambda: False)
     if words:
         with pytest.raises(UsageError, match=words):
             call()
     else:
         call()
-
-
-def test_half_precision_on_a_cpu_is_tried(monkeypatch):
-    assert checks.half_on_cpu()
-
-    def missing(*args):
-        raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'")
-
-    monkeypatch.setattr(nn.functional, "linear", missing)
-    assert not checks.half_on_cpu()
 
 
 def test_flags_of_a_checkpoint_are_another_machines():

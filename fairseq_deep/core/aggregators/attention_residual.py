@@ -81,9 +81,6 @@ class AttentionResidual(Aggregator):
             return [x, token, *self._logits(kept, 0, self.num_layers)]
         return [x, x, *self._logits(widened(x), 0, self.num_layers)]
 
-    def read(self, state: list[Tensor], layer: int) -> Tensor:
-        return state[0]
-
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         dtype, done = state[0].dtype, 1 + layer // self.block  # sources that are already finished
         if layer % self.block > 0:  # a block is open
@@ -113,9 +110,6 @@ class AttentionResidual(Aggregator):
         return [h.to(dtype), *sources, *logits, *rest]
 
     def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
-        return state[0]
-
-    def finish(self, state: list[Tensor]) -> Tensor:
         return state[0]
 
     def _column(self, logits: list[Tensor], layer: int, count: int) -> list[Tensor]:

@@ -134,8 +134,8 @@ class Aggregator(nn.Module, Method):
         return [x]
 
     def read(self, state: list[Tensor], layer: int) -> Tensor:
-        """Return the input (T x B x C) of the layer with the 0-based index *layer*."""
-        raise NotImplementedError
+        """Return the input (T x B x C) of the layer with the 0-based index *layer*; by default the first tensor."""
+        return state[0]
 
     def next_input(self, x: Tensor, outputs: list[Tensor]) -> Tensor:
         """Return the input of the next evaluation of the layer that read *x* and returned *outputs* so far."""
@@ -158,5 +158,5 @@ class Aggregator(nn.Module, Method):
         return output
 
     def finish(self, state: list[Tensor]) -> Tensor:
-        """Return the output of the stack (T x B x C), before the final norm of a pre-norm stack."""
-        raise NotImplementedError
+        """Return the output of the stack (T x B x C), before the final norm; by default the first tensor."""
+        return state[0]

@@ -62,6 +62,3 @@ class Hierarchical(NodeAggregator):
     def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
         # at the end of a block the node's output, which memories could not reach otherwise
         return state[-1]
-
-    def finish(self, state: list[Tensor]) -> Tensor:
-        return state[0]

@@ -180,9 +180,6 @@ class HyperConnections(Aggregator):
     def start(self, x: Tensor) -> list[Tensor]:
         return self._read(widened(x).unsqueeze(2).expand(-1, -1, self.streams, -1).contiguous(), 0, x.dtype)
 
-    def read(self, state: list[Tensor], layer: int) -> Tensor:
-        return state[0]
-
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         h, rest, weights = state
         streams = rest + weights.unsqueeze(-1) * output.to(rest.dtype).unsqueeze(2)
@@ -191,9 +188,6 @@ class HyperConnections(Aggregator):
         return self._read(streams, layer + 1, h.dtype)
 
     def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
-        return state[0]
-
-    def finish(self, state: list[Tensor]) -> Tensor:
         return state[0]
 
     def _read(self, streams: Tensor, layer: int, dtype: torch.dtype) -> list[Tensor]:

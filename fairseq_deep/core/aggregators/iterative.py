@@ -36,9 +36,6 @@ class Iterative(NodeAggregator):
     def start(self, x: Tensor) -> list[Tensor]:
         return [x, x]
 
-    def read(self, state: list[Tensor], layer: int) -> Tensor:
-        return state[0]
-
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         if layer == 0:
             return [output, output]

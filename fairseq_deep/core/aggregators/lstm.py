@@ -227,9 +227,6 @@ class DepthwiseLstm(Aggregator):
         x = x.contiguous()  # x is a transposed view, and results of strided inputs are strided
         return [x, x] if len(self.gates) > 0 else [x]
 
-    def read(self, state: list[Tensor], layer: int) -> Tensor:
-        return state[0]
-
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         if self.recompute and self.training:
             # torch's non-reentrant checkpoint: DDP must see the gradient of a shared parameter once

@@ -83,9 +83,6 @@ class Mudd(KeepFp32, Aggregator):
             return [x, start_tape(x, self.num_layers + 1, self.num_layers)[1]]
         return [x, x]
 
-    def read(self, state: list[Tensor], layer: int) -> Tensor:
-        return state[0]
-
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         dtype = state[0].dtype
         if is_tape(state, 1):
@@ -94,9 +91,6 @@ class Mudd(KeepFp32, Aggregator):
             return [x.to(dtype), token]
         entries = state[1:] + [output.to(dtype)]
         return [position_sum(self._weights_of(widened(output), layer), entries).to(dtype)] + entries
-
-    def finish(self, state: list[Tensor]) -> Tensor:
-        return state[0]
 
     def _weights_of(self, newest: Tensor, layer: int) -> Tensor:
         """Return A (T x B x (l+1)) for y_l, the output of the layer with the 0-based index *layer*."""

@@ -32,10 +32,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from fairseq_deep.core.fields import Option, Range
-from fairseq_deep.core.keep_fp32 import KeepFp32
+from fairseq_deep.core.keep_fp32 import KeepFp32, widened
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, MethodConfig, Stack
 
@@ -93,32 +92,18 @@ def _added(row: list[float], factors: list[float], rows: list[list[float]]) -> l
     return row
 
 
-class _Combination(torch.autograd.Function):
-    """Sum of tensors times constant factors, in fp32 (or fp64): one kernel per tensor, and per gradient.
+def combined(row: list[float], tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return the sum of *tensors* times the non-zero factors in *row*, in fp32 (or fp64), rounded to *dtype* once.
 
     The changes are small differences of large numbers: intermediate results must not be rounded to half precision.
     """
-
-    @staticmethod
-    def forward(ctx, factors: list[float], dtype: torch.dtype, *tensors: Tensor) -> Tensor:
-        ctx.factors, ctx.dtypes = factors, [tensor.dtype for tensor in tensors]
-        total = tensors[0].to(torch.promote_types(tensors[0].dtype, torch.float32)) * factors[0]
-        for factor, tensor in zip(factors[1:], tensors[1:]):
-            total.add_(tensor, alpha=factor)
-        return total.to(dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        return (None, None, *((grad * factor).to(dtype) for factor, dtype in zip(ctx.factors, ctx.dtypes)))
-
-
-def combined(row: list[float], tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the sum of *tensors* times the non-zero factors in *row*, rounded to *dtype* once."""
     pairs = [(factor, tensor) for factor, tensor in zip(row, tensors) if factor != 0.0]
     if len(pairs) == 1 and pairs[0][0] == 1.0:
         return pairs[0][1].to(dtype)
-    return _Combination.apply([factor for factor, _ in pairs], dtype, *(tensor for _, tensor in pairs))
+    total = widened(pairs[0][1]) * pairs[0][0]
+    for factor, tensor in pairs[1:]:
+        total = total.add_(tensor, alpha=factor)
+    return total.to(dtype)
 
 
 @AGGREGATORS.register("ode")

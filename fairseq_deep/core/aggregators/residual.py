@@ -18,11 +18,5 @@ class Residual(Aggregator):
     layerdrop = True
     running_sum = True
 
-    def read(self, state: list[Tensor], layer: int) -> Tensor:
-        return state[0]
-
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         return [output]
-
-    def finish(self, state: list[Tensor]) -> Tensor:
-        return state[0]

@@ -57,9 +57,6 @@ class ResidualDual(Aggregator):
         x = x.contiguous()  # x is a transposed view, and results of strided inputs are strided
         return [x, widened(x)]
 
-    def read(self, state: list[Tensor], layer: int) -> Tensor:
-        return state[0]
-
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         x, r = state[0], state[1] + output
         x = self.norms[layer](x + output.to(x.dtype))  # under autocast, types can differ
@@ -68,9 +65,6 @@ class ResidualDual(Aggregator):
         return [x.to(state[0].dtype), r]
 
     def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
-        return state[0]
-
-    def finish(self, state: list[Tensor]) -> Tensor:
         return state[0]
 
     def _norm_of_sum(self, r: Tensor) -> Tensor:

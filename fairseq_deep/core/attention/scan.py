@@ -68,8 +68,6 @@ def _save(ctx, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> 
 
 def _opaque() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the recurrence as an opaque operation: a compiler would recompile :func:`scan_` for each length."""
-    if not hasattr(torch.library, "custom_op"):  # torch 2.4, and --compile needs 2.5
-        return lambda z, v: (z, _GatedRecurrence.apply(z, v))
     name, two = "fairseq_deep::gated_recurrence", "-> (Tensor, Tensor)"
     forward = torch.library.custom_op(name, _forward, mutates_args=(), schema=f"(Tensor z, Tensor v) {two}")
     schema = f"(Tensor d_c, Tensor a, Tensor v, Tensor c) {two}"

@@ -8,8 +8,7 @@ affect other rows. The sums are exact integers: all implementations give the sam
 
 Compiled kernels (``native/products.h``) compute the products; without them, torch does. Without VNNI, the processor
 adds pairs of products in 16 bits, which can overflow, and some of torch's implementations then silently give wrong
-sums. Each is therefore tested with the largest numbers before it is used; if all of them overflow, x has 63 steps. Old
-versions of torch only have FBGEMM's product with one scale for all rows.
+sums. Each is therefore tested with the largest numbers before it is used; if all of them overflow, x has 63 steps.
 """
 
 import functools
@@ -84,23 +83,11 @@ def _by_fbgemm(weight: Tensor, scales: Tensor, steps: int) -> Product:
     return lambda x, largest, room: operation(torch.div(x, largest, out=room), 1.0 / steps, offset, packed)
 
 
-def _by_dynamic(weight: Tensor, scales: Tensor, steps: int) -> Product:
-    """Build the product of old torch versions with FBGEMM: one scale for all rows, 7 bits of x to avoid overflow."""
-    packed = _quantised(weight, scales)
-
-    def product(x: Tensor, largest: Tensor, room: Tensor) -> Tensor:
-        rows = torch.div(x, largest, out=room).nan_to_num_(0.0, 0.0, 0.0)  # NaN of rows of zeros would spoil the scale
-        return torch.ops.quantized.linear_dynamic(rows, packed, reduce_range=True)
-
-    return product
-
-
 NATIVE = "native"
 PRODUCTS: dict[str, Callable[[Tensor, Tensor, int], Product]] = {
     "qlinear": _by_qlinear,
     "fbgemm": _by_fbgemm,
 }
-INEXACT = {"dynamic": _by_dynamic}
 
 
 def _extremes(rows: int, inputs: int, steps: int) -> Tensor:
@@ -125,7 +112,6 @@ def _is_a_loop(product: Product, weight: Tensor) -> bool:
 def _is_right(make, outputs: int, inputs: int, steps: int) -> bool:
     """Return whether this torch supports the product of *make*, with correct sums, and not by a plain loop."""
     weight, scales = _extremes(outputs, inputs, WEIGHT_STEPS), torch.ones(outputs)
-    tolerance = 0.02 if make in INEXACT.values() else 1e-6
     try:
         product = make(weight.to(torch.int8), scales, steps)
         if _is_a_loop(product, weight.float()):
@@ -134,7 +120,7 @@ def _is_right(make, outputs: int, inputs: int, steps: int) -> bool:
             x = _extremes(rows, inputs, steps)
             sums = (x.double() @ weight.double().t()) / steps
             y = product(x.float() / steps, torch.ones(rows, 1), torch.empty(rows, inputs)).double()
-            if float((y - sums).abs().max()) > tolerance * inputs * WEIGHT_STEPS:
+            if float((y - sums).abs().max()) > 1e-6 * inputs * WEIGHT_STEPS:
                 return False
     except (AttributeError, RuntimeError):
         return False
@@ -155,8 +141,7 @@ def torch_kernels() -> Int8Kernels:
         names = tuple(name for name, make in PRODUCTS.items() if _is_right(make, 256, 256, steps))
         if names:
             return Int8Kernels(names, steps)
-    names = tuple(name for name, make in INEXACT.items() if _is_right(make, 256, 256, INPUT_STEPS[-1]))
-    return Int8Kernels(names, INPUT_STEPS[-1])
+    return Int8Kernels((), INPUT_STEPS[-1])
 
 
 def available_kernels() -> Int8Kernels:
@@ -187,7 +172,7 @@ class Int8Linear(nn.Module):
         names, steps = available_kernels()
         self.native = NativeLinear(self.whole, self.scales) if names[0] == NATIVE else None
         if self.native is None:
-            self.product = {**PRODUCTS, **INEXACT}[names[0]](self.whole, self.scales, steps)
+            self.product = PRODUCTS[names[0]](self.whole, self.scales, steps)
 
     def __getstate__(self):
         return {name: value for name, value in self.__dict__.items() if name not in ("product", "native")}

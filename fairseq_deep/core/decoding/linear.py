@@ -63,8 +63,7 @@ def reduce_precision(stack: nn.Module, precision: str) -> int:
 def decode_in(model: nn.Module, precision: str) -> tuple[int, int, str]:
     """Lower the matrix products of *model* for translation on a CPU; see :func:`reduce_precision`.
 
-    Both stacks get *precision*. Without compiled kernels, the encoder gets bf16 instead of int8 if this machine has it:
-    torch's int8 products may share one scale, which loses BLEU in an encoder.
+    Both stacks get *precision*. Without compiled kernels, the encoder gets bf16 instead of int8 if this machine has it.
 
     Returns:
         numbers of replaced layers in the decoder and in the encoder, and the precision of the latter

@@ -3,9 +3,9 @@
 from fairseq_deep.core.native import status
 
 from .bfloat import has_bfloat
-from .int8 import INEXACT, NATIVE, WEIGHT_STEPS, available_kernels
+from .int8 import NATIVE, WEIGHT_STEPS, available_kernels
 
-LIBRARIES = {NATIVE: "compiled kernels", "qlinear": "oneDNN", "fbgemm": "FBGEMM", "dynamic": "FBGEMM"}
+LIBRARIES = {NATIVE: "compiled kernels", "qlinear": "oneDNN", "fbgemm": "FBGEMM"}
 
 
 def describe() -> str:
@@ -14,8 +14,7 @@ def describe() -> str:
     if not names:
         how = "none, fp32 instead"
     else:
-        how = LIBRARIES[names[0]]
-        how += ", one scale for all rows" if names[0] in INEXACT else ", one scale per row"
+        how = f"{LIBRARIES[names[0]]}, one scale per row"
         how += "" if steps == WEIGHT_STEPS else f", inputs in 7 bits ({steps} steps)"
     bf16 = "oneDNN" if has_bfloat() else "none, fp32 instead"
     return f"fp32: {status()}; int8: {how}; bf16: {bf16}"

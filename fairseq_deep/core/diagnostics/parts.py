@@ -1,7 +1,5 @@
 """Parts of a model for which gradient norms are reported, and norms of many tensors at once."""
 
-import contextlib
-
 import torch
 from torch import Tensor, nn
 
@@ -38,6 +36,4 @@ def tensor_norms(tensors: list[Tensor]) -> list[Tensor]:
     """Return the L2 norm of each of *tensors*, in fp32 or better: scaled gradients could overflow in fp16."""
     if not any(tensor.dtype in HALF for tensor in tensors):
         return list(torch._foreach_norm(tensors))
-    with contextlib.suppress(TypeError):  # torch before 2.4 does not have this argument
-        return list(torch._foreach_norm(tensors, 2, dtype=torch.float32))
-    return [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors]
+    return list(torch._foreach_norm(tensors, 2, dtype=torch.float32))

@@ -148,9 +148,6 @@ class Msc(Aggregator):
         added = self._norm(context, (layer + 1) // self.block_layers)
         return [output, added, context] + state[3:] + [output + context]
 
-    def finish(self, state: list[Tensor]) -> Tensor:
-        return state[0]
-
     def _norm(self, context: Tensor, block: int) -> Tensor:
         """Normalise the context of *block*; there is no norm after the last block."""
         return self.context_norms[block](context) if block < len(self.context_norms) else context

@@ -51,8 +51,7 @@ def factors_of(parameter: Tensor) -> tuple[float, float]:
 class FusedAdam(torch.optim.Optimizer):
     """fairseq's Adam in a few kernel launches, with the same state (``step``, ``exp_avg``, ``exp_avg_sq``).
 
-    It uses torch's fused kernel if the device has one, and torch's operations on lists otherwise. Weights in half
-    precision (``--memory-efficient-fp16``) are updated in fp32 and rounded; their state is in fp32.
+    Weights in half precision (``--memory-efficient-fp16``) are updated in fp32 and rounded; their state is in fp32.
     """
 
     supports_memory_efficient_fp16 = True
@@ -87,6 +86,8 @@ class FusedAdam(torch.optim.Optimizer):
         """Return the step number of *weight*, and create its state if necessary."""
         if weight.grad.is_sparse:
             raise RuntimeError("sparse gradients are not supported with Adam")
+        if weight.grad.stride() != weight.stride():  # torch's kernel reads both as flat memory
+            weight.grad = torch.empty_like(weight).copy_(weight.grad)
         state, dtype = self.state[weight], torch.float32 if weight.dtype in HALF else weight.dtype
         if "exp_avg" not in state:
             state["step"] = 0
@@ -101,11 +102,7 @@ class FusedAdam(torch.optim.Optimizer):
         exp_avgs = [self.state[weight]["exp_avg"] for weight in weights]
         exp_avg_sqs = [self.state[weight]["exp_avg_sq"] for weight in weights]
         with full_precision(weights, scale) as (targets, grads):
-            lists = (targets, grads, exp_avgs, exp_avg_sqs)
-            laid_out = all(one.is_contiguous() for tensors in lists for one in tensors)
-            # the fused kernel reads all four lists as flat memory
-            update = _fused if laid_out and has_fused(targets[0].device.type) else _foreach
-            update(*lists, group, step, scale)
+            _fused(targets, grads, exp_avgs, exp_avg_sqs, group, step, scale)
 
 
 @contextlib.contextmanager
@@ -143,18 +140,6 @@ def chunks_of(weights: list[Tensor]) -> Iterator[list[Tensor]]:
     yield chunk
 
 
-@functools.cache
-def has_fused(device: str) -> bool:
-    """Return whether torch has a fused kernel for *device*: on a GPU since 2.0, on a CPU since 2.4."""
-    one = [torch.ones(1, device=device)]
-    rates = {"lr": 0.0, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1.0}
-    try:
-        torch._fused_adamw_(one, one, one, one, [], one, **rates, amsgrad=False, maximize=False)
-    except RuntimeError:
-        return False
-    return True
-
-
 def _fused(weights, grads, exp_avgs, exp_avg_sqs, group, step, scale) -> None:
     beta1, beta2 = group["betas"]
     number = functools.partial(torch.full, (), dtype=torch.float32, device=weights[0].device)
@@ -177,19 +162,3 @@ def _fused(weights, grads, exp_avgs, exp_avg_sqs, group, step, scale) -> None:
         maximize=False,
         grad_scale=divisor,
     )
-
-
-def _foreach(weights, grads, exp_avgs, exp_avg_sqs, group, step, scale) -> None:
-    beta1, beta2 = group["betas"]
-    if is_scaled(scale):
-        torch._foreach_div_(grads, float(scale))
-    torch._foreach_mul_(exp_avgs, beta1)
-    torch._foreach_add_(exp_avgs, grads, alpha=1 - beta1)
-    torch._foreach_mul_(exp_avg_sqs, beta2)
-    torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
-    denominators = torch._foreach_sqrt(exp_avg_sqs)
-    torch._foreach_add_(denominators, group["eps"])
-    if group["weight_decay"] != 0:
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-    rate = group["lr"] * math.sqrt(1 - beta2**step) / (1 - beta1**step)
-    torch._foreach_addcdiv_(weights, exp_avgs, denominators, -rate)

@@ -84,9 +84,8 @@ def _of_machine(run: Any) -> Iterator[str]:
         yield f"{' and '.join(chosen)} exclude each other: use one of them"
     if run.tpu or not run.cpu and torch.cuda.is_available():
         return
-    if chosen == ["--fp16"] and not (half_on_cpu() and _stay_apart(run)):
-        others = "--bf16 or --memory-efficient-fp16" if half_on_cpu() else "--bf16"
-        yield f"--fp16 requires a GPU, but this run has none: use {others}, or omit it"
+    if chosen == ["--fp16"] and not _stay_apart(run):
+        yield "--fp16 requires a GPU, but this run has none: use --bf16 or --memory-efficient-fp16, or omit it"
     if run.offload_activations:
         yield "--offload-activations requires a GPU, but this run has none: use --checkpoint-activations"
 
@@ -194,13 +193,3 @@ def _of_initial_weights(run: Any) -> Iterator[str]:
     for name in ("restore_file", "finetune_from_model", "encoder_embed_path", "decoder_embed_path"):
         if getattr(run, name) not in (None, "checkpoint_last.pt"):
             yield f"--init-from and --{name.replace('_', '-')} both set weights: omit one of them"
-
-
-def half_on_cpu() -> bool:
-    """Return whether torch multiplies and normalises in fp16 on a CPU (since about 2.2)."""
-    x = torch.ones(1, 1, dtype=torch.float16)
-    try:
-        nn.functional.layer_norm(nn.functional.linear(x, x).softmax(-1), (1,))
-    except RuntimeError:
-        return False
-    return True
