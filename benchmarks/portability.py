@@ -2,6 +2,7 @@
 
     pip install 'transformers>=5' 'ctranslate2>=4.7' onnx onnxscript onnxruntime
     python benchmarks/portability.py --write      # docs/portability.json, and the table of docs/portability.md
+    python benchmarks/portability.py --new --write     # only what the record lacks
 
 Models have 2 + 2 layers, width 16 and random weights. Differences are those that the exports
 themselves report, of logits or log-probabilities; for a package they are of the scores of eight random sentences.
@@ -210,16 +211,18 @@ def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--write", action="store_true", help="write docs/portability.json and the page's table")
     parser.add_argument("--only", metavar="TEXT", help="the systems with TEXT in their names")
+    parser.add_argument("--new", action="store_true", help="the systems that docs/portability.json lacks")
     args = parser.parse_args(words)
+    known = json.loads(RECORD.read_text(encoding="utf-8"))["systems"]
     missing = onnx.missing("transformers", "ctranslate2", *onnx.PACKAGES)
     if missing:  # a form whose package is missing would be recorded as one that the method does not have
         parser.error(f"requires {', '.join(missing)}; run: pip install {' '.join(missing)}")
-    chosen = {name: system for name, system in systems().items() if not args.only or args.only in name}
+    skipped = known if args.new else ()
+    chosen = {name: each for name, each in systems().items() if (args.only or "") in name and name not in skipped}
     found = {name: measure(*system) for name, system in chosen.items()}
     print(table({"systems": found}))
     if args.write:
-        if args.only:  # all other rows stay
-            found = {**json.loads(RECORD.read_text(encoding="utf-8"))["systems"], **found}
+        found = {**known, **found}
         record = {"systems": {name: found[name] for name in systems() if name in found}}
         RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         page = PAGE.read_text(encoding="utf-8")

@@ -1,6 +1,7 @@
 """Draw the lineage of the methods: `python docs/figures/lineage.py` writes docs/figures/lineage.svg from lineage.json.
 
-An arrow leads from a method to one that extends it, contains it as a case, or was proposed in its place.
+An arrow leads from a method to one that extends it, contains it as a case, or was proposed in its place. A method
+without an entry in lineage.json has the year of its ``paper``, the lane of its axis, and no arrow.
 """
 
 import json
@@ -15,6 +16,25 @@ from fairseq_deep.tools.pictures import COLOURS, new_figure, save_figure  # noqa
 WIDTH, HEIGHT = 0.86, 0.62  # of a box, in years and rows
 NAME = 20
 """Characters of a line in a box."""
+
+
+LANES = {"layer_agg": "layers", "residual": "sublayers", "deep_init": "starts"}
+
+
+def complete(record):
+    """*record* with the methods that it lacks."""
+    from fairseq_deep.core.description import AXES
+
+    methods = list(record["methods"])
+    for axis, (registry, _) in AXES.items():
+        for name in registry.names():
+            flag, year = f"{registry.kind} {name}", registry.get(name).paper[-4:]
+            if year.isdigit() and not any(flag in method["flags"] for method in methods):
+                lane = LANES.get(axis, "decoder")
+                used = {method["row"] for method in methods if (method["lane"], method["year"]) == (lane, int(year))}
+                row = next(row for row in range(len(used) + 1) if row not in used)
+                methods.append({"name": name, "year": int(year), "lane": lane, "row": row, "flags": [flag], "from": []})
+    return {**record, "methods": methods}
 
 
 def places(record):
@@ -82,4 +102,5 @@ def wrapped(name):
 
 
 if __name__ == "__main__":
-    save_figure(draw(json.loads((HERE / "lineage.json").read_text(encoding="utf-8"))), str(HERE / "lineage.svg"))
+    record = complete(json.loads((HERE / "lineage.json").read_text(encoding="utf-8")))
+    save_figure(draw(record), str(HERE / "lineage.svg"))

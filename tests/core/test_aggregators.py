@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from fairseq_deep.core.aggregators import AGGREGATORS
-from tests.helpers.aggregators import make, make_layers, read_path, run
+from tests.helpers.aggregators import B, C, T, check_equation, make, make_layers, run
 from tests.helpers.models import TINY
+from tests.helpers.paths import ROOT
 from tests.helpers.tensors import DOUBLE, shake
 from tests.reference.naive_aggregators import path
-
-T, B, C = 3, 2, 12
 
 
 def grid(**values):
@@ -64,37 +63,15 @@ CASES = [
 SPLIT = ("residual-dual", "attention-residual", "hyper-connections")
 
 
-NEAR = {"rtol": 1e-7, "atol": 1e-9}
-
-
-def assert_same(actual, expected, named, unused):
-    """Values, and in one random direction the gradients of all *named* tensors, of which some may be *unused*."""
-    torch.testing.assert_close(actual, expected, **NEAR)
-    direction = torch.randn_like(actual)
-    wanted, found = (torch.autograd.grad(y, list(named.values()), direction, retain_graph=True, allow_unused=True)
-                     for y in (expected, actual))  # fmt: skip
-    for (key, tensor), want, got in zip(named.items(), wanted, found):
-        want, got = (torch.zeros_like(tensor) if grad is None else grad for grad in (want, got))
-        torch.testing.assert_close(got, want, **NEAR, msg=lambda text, key=key: f"{key}: {text}")
-        assert want.any() or unused, key
-
-
 def test_every_aggregator_is_tested():
-    assert {*OPTIONS} == {*AGGREGATORS.names()} - {"lstm", "rnn", "msc"}, "which have files of their own"
+    """Here, or in a file of its own."""
+    alone = {name for name in AGGREGATORS.names() if (ROOT / f"tests/core/test_{name.replace('-', '_')}.py").exists()}
+    assert {*AGGREGATORS.names()} - {*OPTIONS} - alone == {"rnn", "msc"}, "which test_lstm and test_memories have"
 
 
 @pytest.mark.parametrize("name, depth, options, side, norm", CASES)
 def test_values_and_gradients_equal_the_equations(name, depth, options, side, norm):
-    """With and without autograd, which have forms of their own."""
-    aggregator = shake(make(name, depth, C, norm, side, **options).double())
-    layers, y_0 = make_layers(aggregator.num_layers, C), torch.randn(T, B, C, **DOUBLE).requires_grad_()
-    expected = torch.stack(path(name, aggregator, y_0, layers, side, **options))
-    actual = torch.stack(read_path(aggregator, y_0, layers)[-len(expected) :])
-    named = {"y_0": y_0, **dict(aggregator.named_parameters())}
-    named.update({f"layer {index}": p for index, layer in enumerate(layers) for p in layer.parameters()})
-    assert_same(actual, expected, named, unused=name == "dlcl")  # a softmax over one entry, norms out of the window
-    with torch.no_grad():
-        torch.testing.assert_close(torch.stack(read_path(aggregator, y_0, layers)[-len(expected) :]), expected, **NEAR)
+    check_equation(name, lambda *inputs: path(name, *inputs, side, **options), depth, norm, side, **options)
 
 
 STARTS = [

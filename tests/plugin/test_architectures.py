@@ -91,7 +91,7 @@ def count_by_layers(row):
     for name in list_archs()
 ])  # fmt: skip
 def test_parameter_count_is_the_papers(name):
-    """Also the count of the table, which python -m tests.helpers.counts writes."""
+    """Also the count of the table, which python -m tests.helpers.renew writes."""
     expected = PARAMETERS.get(name) or count_by_layers(ARCHITECTURES[name]) or stored_count(name)
     assert count_parameters(name) == stored_count(name) == expected
 

@@ -1,6 +1,7 @@
-"""docs/figures/lineage.json has every method, and docs/figures/lineage.svg shows it."""
+"""The family tree and the map of methods, docs/methods/README.md, have every method."""
 
 import argparse
+import importlib.util
 import json
 import re
 
@@ -9,8 +10,12 @@ import pytest
 from fairseq_deep.core import layer_options
 from fairseq_deep.core.description import AXES
 from tests.helpers.paths import ROOT
+from tests.helpers.renew import MAP, with_rows
 
-RECORD = json.loads((ROOT / "docs/figures/lineage.json").read_text(encoding="utf-8"))
+SPEC = importlib.util.spec_from_file_location("lineage", ROOT / "docs/figures/lineage.py")
+lineage = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(lineage)
+RECORD = lineage.complete(json.loads((ROOT / "docs/figures/lineage.json").read_text(encoding="utf-8")))
 METHODS = {method["name"]: method for method in RECORD["methods"]}
 
 
@@ -20,6 +25,11 @@ def test_every_method_is_there():
     assert known - flags == set()
     kinds = {registry.kind for registry, _ in AXES.values()}
     assert {flag for flag in flags if flag.partition(" ")[0] in kinds} == known
+
+
+def test_the_map_of_methods_has_every_method():
+    page = MAP.read_text(encoding="utf-8")
+    assert with_rows(page) == page, "run python -m tests.helpers.renew"
 
 
 def test_every_option_of_layers_is_there():
@@ -47,10 +57,5 @@ def test_the_picture_is_of_these_methods():
 
 def test_the_script_draws_the_picture():
     pytest.importorskip("matplotlib")
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("lineage", ROOT / "docs/figures/lineage.py")
-    lineage = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(lineage)
     boxes = [patch for patch in lineage.draw(RECORD).axes[0].patches if type(patch).__name__ == "FancyBboxPatch"]
     assert len(boxes) == len(METHODS)

@@ -1,4 +1,7 @@
-"""docs/portability.md: its table is the record, the record has every method, and verdicts are those of the commands."""
+"""docs/portability.md: its table is the record, and verdicts are those of the commands.
+
+A release measures new methods: ``python benchmarks/portability.py --new --write``.
+"""
 
 import json
 import sys
@@ -13,8 +16,8 @@ import portability  # noqa: E402
 RECORD = json.loads(portability.RECORD.read_text(encoding="utf-8"))
 
 
-def test_the_table_is_the_record_and_has_every_method():
-    assert [*RECORD["systems"]] == [*portability.systems()]
+def test_the_table_is_the_record():
+    assert {*RECORD["systems"]} <= {*portability.systems()}
     page = portability.PAGE.read_text(encoding="utf-8")
     shown = page.split(portability.BEGIN)[1].split(portability.END)[0]
     assert shown.strip() == portability.table(RECORD)
