@@ -8,6 +8,9 @@ from .naive_hyper import hyper_connections
 from .naive_mudd import mudd
 
 PLAIN_DECODERS = ("gtrans", "mlrf")
+NAMES = ("attention-residual", "dlcl", "gtrans", "hierarchical", "hyper-connections", "iterative", "linear", "lstm",
+         "mlrf", "msc", "mudd", "ode", "residual", "residual-dual", "rnn", "routing")  # fmt: skip
+"""The methods of :func:`path` and ``naive_model``; others have their equations in their test files."""
 
 
 def path(name, aggregator, y_0, layers, side="encoder", **options):
