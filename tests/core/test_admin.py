@@ -49,8 +49,7 @@ def test_the_first_batch_is_profiled_and_trained_on(recompute, make, batch):
     for _ in range(2):
         output = model(*batch)[0]
         results.append([output, *torch.autograd.grad(output.square().mean(), list(model.parameters()))])
-    for first, second in zip(*results):
-        torch.testing.assert_close(first, second)
+    torch.testing.assert_close(*results)
 
 
 @torch.no_grad()

@@ -7,18 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers.aggregators import make, read_path
+from tests.helpers.aggregators import make
 from tests.helpers.tensors import randomise
 
 T, B, C, L = 5, 3, 7, 3
 NAME = "attention-residual"
-
-
-def test_it_starts_as_the_mean_of_what_it_reads():
-    aggregator, outputs = make(NAME, L, C), torch.randn(2 * L + 1, T, B, C)
-    path = read_path(aggregator, outputs[0], [lambda _, y=y: y for y in outputs[1:]])
-    for number, h in enumerate(path, 1):
-        torch.testing.assert_close(h, outputs[:number].mean(0))
 
 
 def test_initial_values_and_the_norm_of_the_queries_in_the_log():

@@ -1,4 +1,4 @@
-"""The depth-wise LSTM and RNN: cell, initial values, dropout, precision, sharing, flags.
+"""The depth-wise LSTM and RNN: cell, initial values, sharing, flags.
 
 The equations are proven in ``test_whole_models.py``, counts in ``test_counts.py``.
 """
@@ -9,14 +9,13 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
-from fairseq_deep.core.aggregators.lstm import DepthwiseLstm, DepthwiseRnn, Gates, Hidden
+from fairseq_deep.core.aggregators.lstm import Gates, Hidden
 from fairseq_deep.core.aggregators.lstm_cell import lstm_cell, norm_gates
 from fairseq_deep.core.layers import DecoderContext
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-from tests.helpers.aggregators import run
+from tests.helpers.aggregators import make, run
 from tests.helpers.flags import parse
-from tests.helpers.lstm import aggregators, make
 from tests.helpers.methods import LSTM as TINY
 from tests.helpers.models import make_batch, task_of
 from tests.helpers.tensors import DOUBLE, assert_same, is_uniform, saved_bytes, shake
@@ -26,6 +25,10 @@ T, B, C, L = 5, 3, 7, 3
 TWO = {"lstm_merge": "two"}
 
 
+def aggregators(model):
+    return model.encoder.aggregator, model.decoder.aggregator
+
+
 def is_xavier(matrix):
     """Whether it looks like a uniform Xavier draw of this matrix by itself."""
     return is_uniform(matrix, (6 / sum(matrix.shape)) ** 0.5)
@@ -33,14 +36,14 @@ def is_xavier(matrix):
 
 def test_initial_values_and_the_papers_defaults():
     """Gates shared in a stack, and nothing in an RNN; two layers of the width 4C; each gate drawn as its own matrix."""
-    lstm, rnn = make(DepthwiseLstm, L, 32), make(DepthwiseRnn, L, 32)
+    lstm, rnn = make("lstm", L, 32), make("rnn", L, 32)
     assert (len(lstm.gates), len(lstm.hidden)) == (1, L) and (len(rnn.gates), len(rnn.hidden)) == (0, L)
     assert lstm.final_norm is None
     names = {"fc1.weight", "layer_norm.weight", "layer_norm.bias", "fc2.weight"}
     assert {name for name, _ in lstm.hidden[0].named_parameters()} == names
     assert (lstm.hidden[0].fc1.weight.shape, lstm.hidden[0].fc2.weight.shape) == ((128, 64), (32, 64))
     assert lstm.gates[0].norm_bias.eq(torch.tensor([[0.0], [5.0], [0.0]])).all(), "only forget gates are open"
-    lstm = make(DepthwiseLstm, L, 32, share="none", forget_bias=1.5, biases=True, final_norm=True)
+    lstm = make("lstm", L, 32, share="none", forget_bias=1.5, biases=True, final_norm=True)
     for gates in lstm.gates:
         assert all(is_xavier(matrix) for matrix in gates.weight.split(32))
         assert gates.norm_weight.eq(1).all() and gates.norm_bias[1].eq(1.5).all()
@@ -57,13 +60,14 @@ def test_recomputation_keeps_out_cell_and_attention_only():
     """Three tensors per step at most; torch itself may hold some of them."""
 
     def kept(layers, recompute):
-        aggregator, x = make(DepthwiseLstm, layers, C, recompute=recompute), torch.randn(32, B, C, requires_grad=True)
+        aggregator = make("lstm", layers, C, stack={"recompute": recompute})
+        x = torch.randn(32, B, C, requires_grad=True)
         return saved_bytes(lambda: run(aggregator, x, [lambda x: x * 2.0] * layers), aggregator.parameters())
 
     plain, recomputed = ((kept(2 * L, on) - kept(L, on)) / L / (32 * B * C * 4) for on in (False, True))
     assert plain > 15, "the measure sees what a plain step saves: c, three gates, the hidden's 4C and 2C, ..."
     assert recomputed <= 3.01
-    aggregator, calls = make(DepthwiseLstm, L, C, recompute=True), []
+    aggregator, calls = make("lstm", L, C, stack={"recompute": True}), []
     for hidden in aggregator.hidden:
         hidden.register_forward_pre_hook(lambda *_: calls.append(1))
     for training in (True, False):
@@ -97,7 +101,7 @@ def test_a_step_keeps_three_gates_h_and_two_cells():
 
 def test_a_compiler_sees_the_formula_in_one_graph():
     """Gradients are its own, too."""
-    aggregator, graphs = make(DepthwiseLstm, 2, C).to("meta"), []
+    aggregator, graphs = make("lstm", 2, C).to("meta"), []
     state = [torch.randn(T, B, C, device="meta", requires_grad=True) for _ in range(2)]
 
     def backend(graph, _):

@@ -8,6 +8,7 @@ from fairseq.safe_exit import OneLineError, line_of
 from fairseq.utils import parse_alignment
 
 import fairseq_deep
+from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from fairseq_deep.core.registry import Method, Registry, UsageError
 from fairseq_deep.plugin.architectures import build_architecture, get_architecture
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
@@ -101,11 +102,17 @@ def test_a_checkpoint_of_another_vocabulary():
     assert "vocabulary of 5 entries" in one_line(error) and "has 4" in one_line(error)
 
 
-@pytest.mark.parametrize("flags", [{"encoder_layers": 3}, {"layer_agg": "residual"}, {"encoder_ffn_embed_dim": 8}])
+@pytest.mark.parametrize("flags", [
+    {"encoder_layers": 3}, {"layer_agg": "residual"}, {"encoder_ffn_embed_dim": 8},
+    *({"decoder_attn": name} for name in DECODER_ATTENTIONS.names() if name not in ("self", "luna")),
+    {"encoder_attn": "luna", "decoder_attn": "luna"},
+], ids=str)  # fmt: skip
 def test_a_checkpoint_of_another_architecture(build, flags):
-    with pytest.raises(UsageError) as error:
-        build(DLCL).load_state_dict(build(DLCL, **flags).state_dict())
-    assert "another architecture" in one_line(error)
+    models = build(DLCL), build(DLCL, **flags)
+    for one, other in (models, models[::-1]):
+        with pytest.raises(UsageError) as error:
+            one.load_state_dict(other.state_dict())
+        assert "another architecture" in one_line(error)
 
 
 def test_weights_of_an_unsupported_type(build):

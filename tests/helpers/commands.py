@@ -139,6 +139,16 @@ def load_trained(path):
     return checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides={"data": data})
 
 
+def training_batches(cfg, task):
+    """The batches of the first epoch in their order."""
+    task.load_dataset("train")
+    epoch = task.get_batch_iterator(
+        task.dataset("train"), max_tokens=cfg.dataset.max_tokens, seed=cfg.common.seed, epoch=1,
+        required_batch_size_multiple=cfg.dataset.required_batch_size_multiple,
+    )  # fmt: skip
+    return list(epoch.next_epoch_itr(shuffle=True))
+
+
 def hypotheses(done):
     """The translations that fairseq-generate printed, one for each beam."""
     return [line.split("\t")[2] for line in sorted(done.stdout.splitlines()) if re.match(r"H-\d+\t", line)]

@@ -1,7 +1,10 @@
 """Parts of our models as the functions and tensors that the naive forms take."""
 
+import itertools
+
 import torch
 
+from fairseq_deep.core.aggregators.lstm import DepthwiseLstm
 from tests.reference.naive_dlcl import layer_norm
 
 
@@ -22,3 +25,33 @@ def projections(module):
     return {name: (linear.weight, linear.bias) for name, linear in names.items()}
 
 
+def named_step(aggregator, gates, hidden):
+    """The parameters of one step by their names in the equations, from the modules with these indices."""
+    hidden = aggregator.hidden[hidden]
+    step = {
+        "W_h1": hidden.fc1.weight,
+        "LN_h": (hidden.layer_norm.weight, hidden.layer_norm.bias),
+        "W_h2": None if hidden.fc2 is None else hidden.fc2.weight,
+    }
+    for name, linear in (("b_h1", hidden.fc1), ("b_h2", hidden.fc2)):
+        if linear is not None and linear.bias is not None:
+            step[name] = linear.bias
+    if gates is not None:
+        dim, gates = aggregator.dim, aggregator.gates[gates]
+        for row, gate in enumerate("ifo"):
+            step[f"W_{gate}"] = gates.weight[row * dim : (row + 1) * dim]
+            if gates.bias is not None:
+                step[f"b_{gate}"] = gates.bias[row * dim : (row + 1) * dim]
+            step[f"LN_{gate}"] = gates.norm_weight[row], gates.norm_bias[row]
+    return step
+
+
+def named_steps(aggregator, share, places):
+    """Those of all steps, for the sharing mode and the number of steps a layer."""
+    gated = type(aggregator) is DepthwiseLstm
+    steps = []
+    for layer, place in itertools.product(range(aggregator.num_layers // places), range(places)):
+        own, common = layer * places + place, place
+        gates = own if share == "none" else common
+        steps.append(named_step(aggregator, gates if gated else None, common if share == "all" else own))
+    return steps

@@ -129,8 +129,7 @@ def activation_checkpointing_changes_nothing(make, dictionary):
         output.square().mean().backward()
         assert len(calls) == (2 * once if recompute else once), "each layer runs again in the backward pass"
         results.append([output, *(parameter.grad for parameter in model.parameters())])
-    for plain, recomputed in zip(*results):
-        torch.testing.assert_close(recomputed, plain, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 def hidden_states_lead_from_the_embedding_to_the_output(make, dictionary):

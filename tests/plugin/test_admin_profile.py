@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq import utils
 
-from tests.helpers.commands import EXACT, load_trained, losses, run, saved, train_command
+from tests.helpers.commands import EXACT, load_trained, losses, run, saved, train_command, training_batches
 from tests.helpers.models import POSTNORM as POST
 
 PROFILE = ("--deep-init", "admin", "--admin-start", "profile")
@@ -43,12 +43,7 @@ def fresh(path):
     model = task.build_model(cfg.model)
     for cancel in model.waiting:
         cancel()
-    task.load_dataset("train")
-    epoch = task.get_batch_iterator(
-        task.dataset("train"), max_tokens=cfg.dataset.max_tokens, seed=cfg.common.seed, epoch=1,
-        required_batch_size_multiple=cfg.dataset.required_batch_size_multiple,
-    )  # fmt: skip
-    return model.train(), list(epoch.next_epoch_itr(shuffle=True))[:2]
+    return model.train(), training_batches(cfg, task)[:2]
 
 
 @torch.no_grad()

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fairseq_deep.core.norms import RmsNorm
-from tests.helpers.equations import affine, projections, start
-from tests.helpers.lstm import named_steps
+from tests.helpers.equations import affine, named_steps, projections, start
 
 from . import naive_aggregators, naive_average, naive_connections, naive_memories, naive_residuals, naive_ssru
 from .naive_attention import attention, gated_feed_forward, relative_vector, rms_norm
