@@ -8,7 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.helpers.forkserver import BIN, SCRIPTS, server
+from tests.helpers.forkserver import BIN, SCRIPTS, server_of
 from tests.helpers.paths import PACKAGE
 
 
@@ -28,7 +28,7 @@ def run(*command, stdin=None, check=True, cwd=None, real=False, prepare=None, pr
     if processes > 1:
         done = run_together(line, env, processes)
     elif line[0] in (*SCRIPTS, "python3") and not real:
-        done = server().call(line, stdin, cwd, env, prepare)
+        done = server_of(line).call(line, stdin, cwd, env, prepare)
     else:
         done = subprocess.run(line, input=stdin, capture_output=True, text=True, env=env, timeout=300, cwd=cwd)
     done.text = done.stdout + done.stderr
@@ -43,7 +43,7 @@ def run_together(line, env, processes):
         opened.bind(("localhost", 0))
         port = opened.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
-    call = server().call  # made before there are threads
+    call = server_of(line).call  # made before there are threads
 
     def start(rank):
         return call(line, environment={**env, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})

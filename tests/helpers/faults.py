@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.helpers.forkserver import server
+from tests.helpers.forkserver import server_of
 
 KINDS = ("EIO", "ENOSPC", "kill")
 KILLED = -signal.SIGKILL
@@ -236,6 +236,7 @@ def train(command, log, prepare=None):
     """
     if prepare:
         prepare = [f"tests.helpers.faults:{prepare[0]}", *prepare[1:]]
-    done = server().call([str(word) for word in command], prepare=prepare)
+    words = [str(word) for word in command]
+    done = server_of(words).call(words, prepare=prepare)
     Path(log).write_text(done.stdout + done.stderr)
     return done.returncode

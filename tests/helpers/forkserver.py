@@ -1,8 +1,8 @@
 """Console scripts in forks of a process that has imported torch and fairseq, which saves most of the time of a start.
 
 Run as a program it is that process: it listens on a socket for jobs, each with the three streams that it is to have,
-and forks for each. This package is not imported beforehand, so that a command finds it, or does not, as it would by
-itself. Run with "call" it is a stand-in for a console script, for the PATH of a recipe.
+and forks for each. This package is imported beforehand only for commands with it as ``--user-dir``; others find it, or
+do not, as they would by themselves. Run with "call" it is a stand-in for a console script, for the PATH of a recipe.
 """
 
 import atexit
@@ -22,7 +22,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-BIN = Path(sys.executable).parent
+BIN, ROOT = Path(sys.executable).parent, Path(__file__).resolve().parents[2]
 SCRIPTS = {
     **{f"fairseq-{name}": f"fairseq_cli.{name}:cli_main"
        for name in ("generate", "interactive", "preprocess", "score", "train", "validate")},
@@ -34,16 +34,16 @@ EARLY = [place.split(":")[0] for place in SCRIPTS.values() if place.startswith("
 
 
 class Server:
-    """The process, as the tests see it."""
+    """The process, as the tests see it; *modules*: those that it also imports beforehand."""
 
-    def __init__(self):
+    def __init__(self, *modules):
         self.folder = tempfile.TemporaryDirectory()
         self.path = os.path.join(self.folder.name, "socket")
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self.path)
         listener.listen()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        command = [sys.executable, __file__, str(listener.fileno())]
+        command = [sys.executable, __file__, str(listener.fileno()), *modules]
         self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment,
                                       pass_fds=[listener.fileno()])  # fmt: skip
         listener.close()
@@ -116,8 +116,13 @@ def stand_in(path, *words):
 
 
 @functools.cache
-def server():
-    return Server()
+def server(*modules):
+    return Server(*modules)
+
+
+def server_of(words):
+    """The server for a command."""
+    return server("fairseq_deep") if str(ROOT / "fairseq_deep") in words else server()
 
 
 def serve(listener):
@@ -244,8 +249,10 @@ def set_up_logging(name):
 
 
 def main():
-    for module in EARLY:
+    sys.path.insert(0, str(ROOT))
+    for module in (*EARLY, *sys.argv[2:]):
         importlib.import_module(module)
+    del sys.path[0]
     quicken_hydra()
     read_a_command_line()
     gc.collect()
