@@ -1,4 +1,4 @@
-"""What a training run records about depth: shares of the gradient, and what aggregators hold."""
+"""What a training run records about depth: gradient norms of layers, their shares, and what aggregators hold."""
 
 import itertools
 import math
@@ -6,9 +6,15 @@ import math
 import pytest
 import torch
 
+from fairseq_deep.core.diagnostics import layer_gradient_norms
+from fairseq_deep.core.diagnostics.parts import tensor_norms
 from fairseq_deep.core.diagnostics.record import depth_record
 from fairseq_deep.core.diagnostics.weights import dlcl_weights
+from tests.helpers.models import POSTNORM as POST
 from tests.helpers.models import make_batch
+from tests.helpers.tensors import shake
+
+DLCL, LSTM = "transformer_dlcl_2l2l_tiny", "transformer_lstm_2l2l_tiny"
 
 
 def backward(model, dictionary):
@@ -20,12 +26,56 @@ def backward(model, dictionary):
     return model
 
 
-def test_norms_that_fp16_cannot_hold(build):
-    model = build("transformer_postnorm_2l2l_tiny").half()
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, 30000.0)  # 8 such values already have a norm above 65504
-    layer, whole = (sum(p.numel() for p in part.parameters()) for part in (model.encoder.layers[0], model))
-    assert depth_record(model)["enc_1"] == pytest.approx(math.sqrt(layer / whole), rel=1e-3)
+def by_name(model, prefix):
+    """The norm over all parameters whose names begin so."""
+    gradients = [value.grad for name, value in model.named_parameters() if name.startswith(prefix)]
+    return math.sqrt(sum(float((gradient.double() ** 2).sum()) for gradient in gradients))
+
+
+@pytest.mark.parametrize(
+    "name, flags, aggregators",
+    [
+        (POST, {"deep_init": "admin"}, []),
+        (DLCL, {}, ["encoder", "decoder"]),
+        (POST, {"decoder_layer_agg": "dlcl"}, ["decoder"]),
+        (LSTM, {"lstm_merge": "two"}, ["encoder", "decoder"]),
+    ],
+)
+def test_gradient_norm_of_every_layer(name, flags, aggregators, build, dictionary):
+    model = shake(build(name, **flags).train(), 0.4)
+    norms = layer_gradient_norms(backward(model, dictionary))
+    assert set(norms) == {"encoder", "decoder", "embedding", *(f"{side}_aggregator" for side in aggregators)}
+    for side in ("encoder", "decoder"):
+        modules = 2 if side == "decoder" and "lstm_merge" in flags else 1  # of a layer
+        single = [by_name(model, f"{side}.layers.{index}.") for index in range(2 * modules)]
+        expected = [math.hypot(*single[start : start + modules]) for start in range(0, len(single), modules)]
+        assert norms[side] == pytest.approx(expected, rel=1e-4) and min(expected) > 0
+    for side in aggregators:
+        assert norms[f"{side}_aggregator"] == pytest.approx([by_name(model, f"{side}.aggregator.")], rel=1e-4)
+    both = math.hypot(by_name(model, "encoder.embed_tokens"), by_name(model, "decoder.embed_tokens"))
+    assert norms["embedding"] == pytest.approx([both], rel=1e-4)
+
+
+def test_parameters_without_a_gradient_count_nothing(build, dictionary):
+    model = build(POST, encoder_layerdrop=0.9, encoder_layers=12)  # which are all there, also in training
+    assert layer_gradient_norms(model.train()) == {"encoder": [0.0] * 12, "decoder": [0.0, 0.0], "embedding": [0.0]}
+    for parameter in model.encoder.layers[0].parameters():
+        parameter.requires_grad = False
+    norms = layer_gradient_norms(backward(model.eval(), dictionary))
+    assert norms["encoder"][0] == 0.0 < norms["encoder"][1]
+
+
+def test_gradients_of_two_precisions_have_norms_in_fp32_or_better(build):
+    """As under --fp16, where the weights of DLCL stay in fp32."""
+    model = build(DLCL)
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(torch.float32 if name.endswith("aggregator.weight") else torch.bfloat16)
+        parameter.grad = torch.ones_like(parameter)
+    size = sum(parameter.numel() for parameter in model.encoder.aggregator.parameters())
+    assert layer_gradient_norms(model)["encoder_aggregator"] == pytest.approx([math.sqrt(size)], rel=1e-2)
+    for dtype, expected in ((torch.float16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2):
+        [norm] = tensor_norms([torch.full((4,), 60000.0, dtype=dtype)])  # beyond the largest number of fp16
+        assert norm.dtype == expected and norm.item() == pytest.approx(120000, rel=1e-3)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -12,7 +12,6 @@ from fairseq_deep.core.diagnostics import (
     sublayer_ratios,
     variance_between,
 )
-from fairseq_deep.core.diagnostics.parts import tensor_norms
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import build_architecture
 from tests.helpers.equations import start
@@ -182,63 +181,6 @@ def test_without_norms_there_is_no_beta_ln_and_other_attentions_are_measured_too
         assert all((each.beta_ln is None) == (case in ("tfixup", "rezero")) for each in ratios)
     expected = sums[0][-len(words) :][words].var(-1, unbiased=False).mean()
     assert found["encoder"][0].variance == pytest.approx(float(expected), rel=1e-4)
-
-
-# --- gradient norms ---
-
-
-def by_name(model, prefix):
-    """The norm over all parameters whose names begin so."""
-    gradients = [value.grad for name, value in model.named_parameters() if name.startswith(prefix)]
-    return math.sqrt(sum(float((gradient.double() ** 2).sum()) for gradient in gradients))
-
-
-@pytest.mark.parametrize(
-    "name, flags, aggregators",
-    [
-        (POST, {"deep_init": "admin"}, []),
-        (DLCL, {}, ["encoder", "decoder"]),
-        (POST, {"decoder_layer_agg": "dlcl"}, ["decoder"]),
-        (LSTM, {"lstm_merge": "two"}, ["encoder", "decoder"]),
-    ],
-)
-def test_gradient_norm_of_every_layer(name, flags, aggregators, build, batch):
-    model = shake(build(name, **flags).train(), 0.4)
-    loss_of(model, batch).backward()
-    norms = layer_gradient_norms(model)
-    assert set(norms) == {"encoder", "decoder", "embedding", *(f"{side}_aggregator" for side in aggregators)}
-    for side in PARTS:
-        modules = 2 if side == "decoder" and "lstm_merge" in flags else 1  # of a layer
-        single = [by_name(model, f"{side}.layers.{index}.") for index in range(2 * modules)]
-        expected = [math.hypot(*single[start : start + modules]) for start in range(0, len(single), modules)]
-        assert norms[side] == pytest.approx(expected, rel=1e-4) and min(expected) > 0
-    for side in aggregators:
-        assert norms[f"{side}_aggregator"] == pytest.approx([by_name(model, f"{side}.aggregator.")], rel=1e-4)
-    both = math.hypot(by_name(model, "encoder.embed_tokens"), by_name(model, "decoder.embed_tokens"))
-    assert norms["embedding"] == pytest.approx([both], rel=1e-4)
-
-
-def test_parameters_without_a_gradient_count_nothing(build, batch):
-    model = build(POST, encoder_layerdrop=0.9, encoder_layers=12)  # which are all there, also in training
-    assert layer_gradient_norms(model.train()) == {"encoder": [0.0] * 12, "decoder": [0.0, 0.0], "embedding": [0.0]}
-    for parameter in model.encoder.layers[0].parameters():
-        parameter.requires_grad = False
-    loss_of(model.eval(), batch).backward()
-    norms = layer_gradient_norms(model)
-    assert norms["encoder"][0] == 0.0 < norms["encoder"][1]
-
-
-def test_gradients_of_two_precisions_have_norms_in_fp32_or_better(build):
-    """As under --fp16, where the weights of DLCL stay in fp32."""
-    model = build(DLCL)
-    for name, parameter in model.named_parameters():
-        parameter.data = parameter.data.to(torch.float32 if name.endswith("aggregator.weight") else torch.bfloat16)
-        parameter.grad = torch.ones_like(parameter)
-    size = sum(parameter.numel() for parameter in model.encoder.aggregator.parameters())
-    assert layer_gradient_norms(model)["encoder_aggregator"] == pytest.approx([math.sqrt(size)], rel=1e-2)
-    for dtype, expected in ((torch.float16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2):
-        [norm] = tensor_norms([torch.full((4,), 60000.0, dtype=dtype)])  # beyond the largest number of fp16
-        assert norm.dtype == expected and norm.item() == pytest.approx(120000, rel=1e-3)
 
 
 # --- streams and the source ---
