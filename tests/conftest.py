@@ -115,6 +115,19 @@ def command(capsys):
     return command
 
 
+@pytest.fixture
+def refused(command):
+    """refused(NAME, ...): the one line with which ``fairseq-deep`` ends."""
+
+    def refused(name, *words):
+        code, out, err = command(name, *words)
+        assert (code, out, err.count("\n")) == (2, "", 1), (code, out, err)
+        assert err.startswith(f"fairseq-deep {name}: "), err
+        return err
+
+    return refused
+
+
 # Tests of ten seconds and more. They come first: one of them at the end would leave the other worker without work.
 LONG = {
     "test_a_draw_is_refused_or_holds", "test_every_step_of_the_tutorial", "test_interruptions_lose_only",

@@ -34,7 +34,7 @@ class Bundle:
         beam, lenpen, max_len_a, max_len_b: search settings of the model's experiment; None if not recorded
         gnmt_lenpen: whether the length penalty is GNMT's
         program: the program that reads the directory *checkpoint*, `CTRANSLATE2` or `TRANSFORMERS`; "": this package
-        facts: fields of :class:`ModelFacts` of an export for another program
+        record: the record of an export for another program
     """
 
     checkpoint: str
@@ -50,7 +50,7 @@ class Bundle:
     max_len_b: int | None = None
     gnmt_lenpen: bool = False
     program: str = ""
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    record: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def text_steps(self, source_lang: str, target_lang: str, source: Dictionary) -> TextSteps:
         """Return the conversion between raw text and tokens, for the model's languages and source dictionary."""
@@ -70,7 +70,10 @@ def find_bundle(path: str, **given: Any) -> Bundle:
     """
     other_formats.reject(path)
     given = {name: value for name, value in given.items() if value is not None}
-    if program_of(path):
+    if program := program_of(path):
+        for name, flag in (("data", "--data"), ("codes", "--bpe-codes")):
+            if name in given:
+                raise UsageError(f"{path} is a model of {program}, which has dictionaries and sub-words: omit {flag}")
         found = _of_export(packaged.folder_of(path))
     elif packaged.is_package(path):
         found = _of_package(packaged.folder_of(path))
@@ -109,7 +112,7 @@ def _of_package(folder: str) -> dict[str, Any]:
 def _of_export(folder: str) -> dict[str, Any]:
     record, program = read_record(folder), program_of(folder)
     codes = _codes_in(folder) if program == CTRANSLATE2 else None  # a tokenizer of transformers has its sub-words
-    parts = {"checkpoint": folder, "data": folder, "codes": codes, "program": program, "facts": record["facts"]}
+    parts = {"checkpoint": folder, "data": folder, "codes": codes, "program": program, "record": record}
     return {**parts, **record["task"], **record["text"], **record["search"]}
 
 

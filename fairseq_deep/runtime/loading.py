@@ -76,6 +76,18 @@ class ModelFacts:
         )
 
 
+def read_model(bundle: Bundle) -> StoredModel:
+    """Read the stored model of *bundle*.
+
+    Raises:
+        UsageError: the file cannot be read, or the model is an export for another program
+    """
+    if bundle.program:
+        cure = "give the model that it was exported from" + _IMPORT * (bundle.program != CTRANSLATE2)
+        raise UsageError(f"{bundle.checkpoint} is a model of {bundle.program}, only for translate and serve: {cure}")
+    return read_stored(bundle.checkpoint)
+
+
 def load_model(bundle: Bundle) -> LoadedModel:
     """Load the model of *bundle*.
 
@@ -83,10 +95,7 @@ def load_model(bundle: Bundle) -> LoadedModel:
         UsageError: a file cannot be read, the languages are unknown, the parts do not fit together, or the model is an
             export for another program
     """
-    if bundle.program:
-        cure = "give the model that it was exported from" + _IMPORT * (bundle.program != CTRANSLATE2)
-        raise UsageError(f"{bundle.checkpoint} is a model of {bundle.program}, only for translate and serve: {cure}")
-    stored = read_stored(bundle.checkpoint)
+    stored = read_model(bundle)
     languages = languages_of(bundle, stored.task)
     sides = [Dictionary.load(f"{bundle.data}/dict.{language}.txt") for language in languages]
     if bundle.codes is None and any(map(is_part, sides[0].symbols)):

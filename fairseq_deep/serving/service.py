@@ -45,8 +45,9 @@ class ServedModel:
     def describe(self) -> dict[str, Any]:
         """Return the model's properties for the page, without paths of this machine."""
         translator, facts = self.translator, self.translator.facts
-        folder, name = os.path.dirname(os.path.abspath(self.bundle.checkpoint)), ""
-        if packaged.is_package(self.bundle.checkpoint) and not self.bundle.program:
+        path, name = os.path.abspath(self.bundle.checkpoint), ""
+        folder = path if self.bundle.program else os.path.dirname(path)
+        if packaged.is_package(path) and not self.bundle.program:
             name = packaged.read_config(packaged.Folder(folder))["name"]
         return {
             "source": self.pair.source,

@@ -191,7 +191,7 @@ def _higher_is_better(path: str, metric: str) -> bool:
 def _check_paths(paths: list[str]) -> None:
     seen: dict[str, str] = {}
     for path in paths:
-        if not os.path.isfile(path):
+        if not os.path.exists(path):
             raise UsageError(f"{path}: no such checkpoint; correct the path")
         if seen.setdefault(os.path.realpath(path), path) != path or paths.count(path) > 1:
             raise UsageError(f"{path} is given twice (same file as {seen[os.path.realpath(path)]}); name it once")

@@ -20,12 +20,13 @@ def write_fairseq(args: argparse.Namespace) -> int:
     check_fairseq()
     from fairseq_deep.plugin.models.dictionaries import KEY
     from fairseq_deep.plugin.stored import make_state
-    from fairseq_deep.runtime import build_model, find_bundle, read_stored, search_of
+    from fairseq_deep.runtime import build_model, find_bundle, search_of
+    from fairseq_deep.runtime.loading import read_model
     from fairseq_deep.runtime.plain import check_layers, check_weights
 
     check_outputs([args.output], [args.checkpoint])
     bundle = find_bundle(args.checkpoint)
-    path, stored = bundle.checkpoint, read_stored(bundle.checkpoint)
+    path, stored = bundle.checkpoint, read_model(bundle)
     if stored.stock_arch:
         raise UsageError(f"{path} is already a model of fairseq ({stored.stock_arch}): use it without an export")
     with naming_others():

@@ -1,28 +1,14 @@
-"""Sub-commands of ``fairseq-deep`` in this process, and files for them."""
+"""Files for the sub-commands of ``fairseq-deep``."""
 
 import argparse
 from collections import OrderedDict
 
 import torch
 
-from fairseq_deep.cli import main
 from tests.helpers.paths import PACKAGE
 
 GENERATE = ["--user-dir", PACKAGE, "--beam", "3", "--lenpen", "0.8", "--max-len-a", "1", "--max-len-b", "50", "--cpu"]
 EMPTY = ("._float_tensor", ".version")  # entries of a state that are no weights
-
-
-def failing(command, *more):
-    """fails(capsys, *arguments): run the sub-command, which must fail with one line; return that line."""
-
-    def fails(capsys, *arguments):
-        assert main([command, *more, *map(str, arguments)]) == 2
-        captured = capsys.readouterr()
-        assert captured.out == "" and captured.err.count("\n") == 1
-        assert captured.err.startswith(f"fairseq-deep {command}: ")
-        return captured.err
-
-    return fails
 
 
 def checkpoint(path, model, maximize=None, **others):

@@ -126,7 +126,8 @@ def test_the_commands_take_the_directory(form, exports, tmp_path, capsys):
     texts = [[each["text"] for each in json.loads(line)["translations"]] for line in out.splitlines()]
     assert texts == [*expected, []] and len({*map(str, texts)}) > 20
     described = model.describe()
-    assert (described["engine"], described["layers"]) == (model.translator.engine.name, "2 + 2")
+    found = [described[name] for name in ("name", "engine", "layers")]
+    assert found == [form, model.translator.engine.name, "2 + 2"]
     assert model.translator.translate(LINES[1]) == expected[1][0]
 
 
@@ -143,10 +144,22 @@ def test_an_option_that_a_format_lacks_is_refused(form, options, problem, export
 
 
 @pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("words, problem", [
+    (["--bpe-codes", "x"], "which has dictionaries and sub-words: omit --bpe-codes"),
+    (["--data", "x"], "which has dictionaries and sub-words: omit --data"),
+    (["-s", "de", "-t", "en"], "translates en to de, not de to en; omit -s and -t"),
+], ids=["codes", "data", "languages"])  # fmt: skip
+def test_parts_of_the_directory_cannot_be_replaced(form, words, problem, exports, refused):
+    assert problem in refused("translate", exports[form], "--cpu", *words)
+
+
+@pytest.mark.parametrize("form", FORMATS)
 def test_other_commands_refuse_the_directory(form, package, exports, tmp_path, capsys):
     cure = "give the model that it was exported from"
     for words in (["package", exports[form], "--output", str(tmp_path / "out")],
-                  ["export", exports[form], "--format", "torch", "--output", str(tmp_path / "out.pt2")]):  # fmt: skip
+                  ["export", exports[form], "--format", "torch", "--output", str(tmp_path / "out.pt2")],
+                  ["export", exports[form], "--output", str(tmp_path / "out.pt")],
+                  ["distill", exports[form], "--text", str(tmp_path), "--output", str(tmp_path / "out")]):  # fmt: skip
         assert cli.main(words) == 2 and not [*tmp_path.iterdir()]
         assert f"is a model of {FORMATS[form]}, only for translate and serve: {cure}" in capsys.readouterr().err
     with pytest.raises(UsageError, match="does not support ensembles: give the models"):
@@ -162,8 +175,6 @@ def change(record, **values):
 
 DAMAGES = {
     "no record": (lambda folder: (folder / "fairseq_deep.json").unlink(), "without fairseq_deep.json: export"),
-    "an unknown name": (lambda folder: change(folder / "fairseq_deep.json", more=1), "unknown setting 'more'"),
-    "no search": (lambda folder: change(folder / "fairseq_deep.json", search={}), "search.beam is missing"),
     "a wrong type": (lambda folder: change(folder / "fairseq_deep.json", text=[]), "text is a list, not an object"),
 }
 OWN = {

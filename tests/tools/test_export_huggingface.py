@@ -210,16 +210,15 @@ def full(*_):
     raise UsageError("No space left")
 
 
-def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path, monkeypatch):
+def test_bad_input_of_the_import_is_one_line(make, export, refused, tmp_path, monkeypatch):
     _, folder = make("prenorm_6l", swap=True)
     assert export(folder / "model.pt", "--output", folder / "out")[0] == 0
     place, back = folder / "out", folder / "back"
     back.mkdir()
 
     def refuses(message, folder=place, *words):
-        code, out, err = command("import", folder, "--from", "huggingface", "--output", back / "model.pt", *words)
-        assert (code, out, err.count("\n")) == (2, "", 1) and not [*back.iterdir()]
-        assert message in err, err
+        err = refused("import", folder, "--from", "huggingface", "--output", back / "model.pt", *words)
+        assert message in err and not [*back.iterdir()], err
 
     def changed(name, **content):
         config = json.loads((place / name).read_text())
@@ -239,14 +238,11 @@ def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path, mo
         ("does not name its languages: give --source-lang", "config.json", {"langs": None}),
         ("splits text by Unigram: supported are words, and BPE", "tokenizer.json", {"model": {"type": "Unigram"}}),
         ("splits text by another kind of BPE", "tokenizer.json", {"model": {"type": "BPE", "vocab": {}}}),
-        ("config.json: nested more than 50 levels deep; copy", "config.json", {"x": eval("[" * 60 + "]" * 60)}),
         ("must begin with <s>, <pad>, </s>, <unk>", "tokenizer.json", words_of({"a": 0})),
         ("has no token with the index 0", "tokenizer.json", words_of({"a": 1})),
-        ("model.vocab.a is a list, not a whole number", "tokenizer.json", words_of({"a": [1]})),
         ("model is a list, not an object; copy the directory again", "tokenizer.json", {"model": [1]}),
-        *((f"model.merges[1] is {shown}, not a pair of tokens", "tokenizer.json",
-           {"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": "</w>", "merges": [merge]}})
-          for shown, merge in (("1", 1), ("a list", ["a"]), ("'a b c'", "a b c"))),
+        ("model.merges[1] is 'a b c', not a pair of tokens", "tokenizer.json",
+         {"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": "</w>", "merges": ["a b c"]}}),
         ("has 4 source tokens, but a table of 38 rows", "tokenizer.json", words_of(Dictionary().indices)),
     ):  # fmt: skip
         undo = changed(name, **content)

@@ -17,10 +17,8 @@ pytest.importorskip("uvicorn")
 from fairseq_deep.cli import main  # noqa: E402
 from fairseq_deep.runtime import Translator  # noqa: E402
 from tests.helpers.serving import ServerProcess, http, parsed, random_lines, write_package  # noqa: E402
-from tests.helpers.tools import failing  # noqa: E402
 
 HEAD = 3.0  # seconds for the head of a request: 300 clients of a loaded machine need some of them
-fails = failing("serve")
 
 
 @pytest.fixture(scope="module")
@@ -152,23 +150,23 @@ def test_a_second_signal_stops_at_once(packages):
         assert [event["at_once"] for event in server.events if event["event"] == "stopping"] == [False, True]
 
 
-def test_a_port_in_use(packages, capsys):
+def test_a_port_in_use(packages, refused):
     with socket.create_server(("127.0.0.1", 0)) as other:
-        line = fails(capsys, packages[0], "--port", other.getsockname()[1])
+        line = refused("serve", packages[0], "--port", other.getsockname()[1])
     assert "cannot listen on 127.0.0.1:" in line and "address already in use; choose another --host or --port" in line
-    line = fails(capsys, packages[0], "--host", "no.such.host.invalid")
+    line = refused("serve", packages[0], "--host", "no.such.host.invalid")
     assert "cannot listen on no.such.host.invalid:5000: " in line
 
 
-def test_models_and_pairs(packages, tmp_path, capsys):
+def test_models_and_pairs(packages, tmp_path, refused):
     there, back = packages
     free = ["--port", 0, "--cpu"]
-    line = fails(capsys, there, back, there, *free)
+    line = refused("serve", there, back, there, *free)
     assert f"{there} and {there} both translate en to de; omit one" in line
-    assert "--pair is given 1 times for 2 models" in fails(capsys, there, back, "--pair", "en:de", *free)
-    assert "translates en to de, not de to en" in fails(capsys, there, "--pair", "de:en", *free)
-    assert f"{tmp_path / 'none'} does not exist" in fails(capsys, tmp_path / "none", *free)
-    assert "--max-queue 5 is less than --max-lines 200" in fails(capsys, there, "--max-queue", 5, *free)
+    assert "--pair is given 1 times for 2 models" in refused("serve", there, back, "--pair", "en:de", *free)
+    assert "translates en to de, not de to en" in refused("serve", there, "--pair", "de:en", *free)
+    assert f"{tmp_path / 'none'} does not exist" in refused("serve", tmp_path / "none", *free)
+    assert "--max-queue 5 is less than --max-lines 200" in refused("serve", there, "--max-queue", 5, *free)
 
 
 @pytest.mark.parametrize("flags", [

@@ -76,12 +76,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _languages(args: argparse.Namespace, bundle: Any) -> tuple[str, str]:
     """Return the languages of the teacher; the training text must have both."""
-    from fairseq_deep.runtime import read_stored
-    from fairseq_deep.runtime.loading import languages_of
+    from fairseq_deep.runtime.loading import languages_of, read_model
 
     if not os.path.isdir(args.text):
         raise UsageError(f"--text {args.text}: no such directory; correct the path")
-    source, target = languages_of(bundle, read_stored(bundle.checkpoint).task)
+    source, target = languages_of(bundle, read_model(bundle).task)
     try:
         for lang in (source, target):
             corpus.find_text(args.text, f"train.{lang}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from fairseq_deep.core.search import SearchOptions
 
 from ..bundle import Bundle
-from ..loading import ModelFacts
+from ..loading import ModelFacts, languages_of
 from .torch_engine import Hypotheses
 
 
@@ -29,8 +29,9 @@ class DirectoryEngine:
     models: Sequence[Any] = ()
 
     def __init__(self, bundle: Bundle, sides: Iterable[Any], options: SearchOptions, device: str = "cpu"):
-        self.facts = ModelFacts(**{**bundle.facts, "layers": tuple(bundle.facts["layers"])})
-        self.languages = bundle.source_lang, bundle.target_lang
+        facts = bundle.record["facts"]
+        self.facts = ModelFacts(**{**facts, "layers": tuple(facts["layers"])})
+        self.languages = tuple(languages_of(bundle, bundle.record["task"]))
         self.options, self.device = options, torch.device(device)
         self.source, self.target = sides
 
