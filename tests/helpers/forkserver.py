@@ -7,6 +7,7 @@ do not, as they would by themselves. Run with "call" it is a stand-in for a cons
 
 import atexit
 import copy
+import dataclasses
 import functools
 import gc
 import importlib
@@ -209,28 +210,49 @@ def find(place):
 
 
 def quicken_hydra():
-    """What hydra makes of a word is made once, and the store that it only reads is not copied."""
+    """What hydra makes of a word, and of its defaults for the same choices, is made once."""
+    from hydra._internal import config_loader_impl as loader
     from hydra.core.config_store import ConfigStore
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parse, made = OverridesParser.parse_rule, {}
+    parse, listed, compose = OverridesParser.parse_rule, loader.create_defaults_list, loader.ConfigLoaderImpl
+    made, lists, composed, of_defaults = {}, {}, {}, compose._compose_config_from_defaults_list
 
     def parse_rule(parser, text, rule):
         if (text, rule) not in made:
             made[text, rule] = parse(parser, text, rule)
         return copy.deepcopy(made[text, rule])
 
-    OverridesParser.parse_rule = parse_rule
+    def create_defaults_list(overrides_list, **options):
+        choices = [each for each in overrides_list if "." not in each.key_or_group]
+        key = tuple(each.input_line for each in choices)
+        if key not in lists:
+            lists[key] = listed(overrides_list=choices, **options)
+        values = [each for each in overrides_list if "." in each.key_or_group]
+        return dataclasses.replace(lists[key], config_overrides=[*lists[key].config_overrides, *values])
+
+    def compose_defaults(self, defaults, repo):
+        key = tuple(map(str, defaults))
+        if key in composed:
+            return composed.pop(key)  # a fork needs it once
+        found = of_defaults(self, defaults, repo)
+        composed[key] = copy.deepcopy(found)
+        return found
+
+    OverridesParser.parse_rule, loader.create_defaults_list = parse_rule, create_defaults_list
+    compose._compose_config_from_defaults_list = compose_defaults
     ConfigStore.__deepcopy__ = lambda store, memo: store  # its load() gives copies
 
 
-def read_a_command_line():
-    """Once, so that the parsers that this takes are ready."""
+def read_command_lines():
+    """Some usual ones, so that what this takes is ready."""
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-    args = options.parse_args_and_arch(options.get_training_parser(), ["data", "--arch", "transformer"])
-    convert_namespace_to_omegaconf(args)
+    usual = "--arch transformer --optimizer adam --lr-scheduler inverse_sqrt --criterion label_smoothed_cross_entropy"
+    for parser, words in ((options.get_training_parser(), usual.split()),
+                          (options.get_generation_parser(), ["--path", "model"])):  # fmt: skip
+        convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, ["data", *words]))
 
 
 def set_up_logging(name):
@@ -254,7 +276,7 @@ def main():
         importlib.import_module(module)
     del sys.path[0]
     quicken_hydra()
-    read_a_command_line()
+    read_command_lines()
     gc.collect()
     gc.freeze()  # what is there stays, and collections in the forks do not look at it
     job = serve(socket.socket(fileno=int(sys.argv[1])))
