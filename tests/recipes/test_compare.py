@@ -182,53 +182,6 @@ def ask(tools, corpus, tmp_path):
     return ask
 
 
-BAD = {
-    "unknown option": (["lstm_6l"], {"update": "5"}, ["unknown option '--update'", "did you mean --updates?"]),
-    "unknown system": (["lsmt_6l"], {}, ["unknown architecture 'lsmt_6l'", "did you mean transformer_lstm_6l?"]),
-    "wildcard": (["lstm_*"], {}, ["unknown architecture 'lstm_*'", "fairseq-deep archs"]),
-    "unknown flag": (["dlcl_6l --dlcl-fixd"], {}, ["dlcl_6l_dlcl-fixd: unknown flag '--dlcl-fixd'", "--dlcl-fixed?"]),
-    "unknown method": (["x=prenorm_6l --layer-agg dcl"], {}, ["x: unknown --layer-agg dcl", "did you mean dlcl?"]),
-    "without meaning": (["x=lstm_6l --deep-init ds"], {}, ["x: --deep-init ds is not supported with --layer-agg lstm"]),
-    "no value": (["dlcl_6l --encoder-layers"], {}, ["--encoder-layers: expected one argument"]),
-    "own updates": (["a=dlcl_6l --max-update 9"], {}, ["a: --max-update must be the same for all systems"]),
-    "own loss": (["a=dlcl_6l --sentence-avg"], {}, ["a: --sentence-avg must be the same for all systems"]),
-    "own start": (["a=dlcl_6l --finetune-from-model x.pt"], {}, ["a: --finetune-from-model must be the same"]),
-    "own text": (["a=dlcl_6l --max-source-positions 20"], {}, ["a: --max-source-positions must be the same"]),
-    "own device": (["a=dlcl_6l --bf16"], {}, ["a: --bf16 is set by this script: see --exp, --precision"]),
-    "not in quotes": (["dlcl_6l one"], {}, ["'one' is not a flag", "quotes"]),
-    "open quote": (["dlcl_6l 'one"], {}, ["No closing quotation"]),
-    "twice": (["lstm_6l", "transformer_lstm_6l"], {}, ["lstm_6l is given twice"]),
-    "label": (["a/b=lstm_6l"], {}, ["'a/b' cannot name a system"]),
-    "no system": ([], {}, ["no system to train"]),
-    "no file": ([], {"systems": "/nowhere"}, ["--systems /nowhere cannot be read"]),
-    "seeds": (["lstm_6l"], {"seeds": "1,b"}, ["--seeds must be a number, such as 3, or a list", "'1,b'"]),
-    "heads": (["lstm_6l"], {"heads": "3"}, ["--width 16 is not divisible by 3 heads"]),
-    "heads of no width": (["lstm_6l"], {"width": "0"}, ["--heads has no effect with --width 0"]),
-    "seed of no search": (["lstm_6l"], {"tune_seed": "7"}, ["--tune-seed has no effect without --tune lr"]),
-    "no validation": (["lstm_6l"], {"flags": ["--disable-validation"]}, ["--disable-validation is not supported"]),
-    "updates after --": (["lstm_6l"], {"flags": ["--max-update=9"]}, ["--max-update is set by this script: see"]),
-    "no updates": (["lstm_6l"], {"updates": "0"}, ["--updates must be at least 1"]),
-    "no table": (["lstm_6l"], {"table_only": "true", "dry_run": "false"}, ["has no finished training run"]),
-    "seed of final runs": (["lstm_6l"], {"tune": "lr", "tune_seed": "2", "seeds": "3"},
-                           ["--tune-seed 2 must not be in --seeds"]),
-    "one depth": (["lstm_6l"], {"depths": "6"}, ["--depths must be two or more different numbers of encoder layers"]),
-    "a depth twice": (["lstm_6l"], {"depths": "6,6"}, ["not '6,6'"]),
-    "depth is no number": (["lstm_6l"], {"depths": "6,x"}, ["not '6,x'"]),
-    "depth in two ways": (["prenorm_6l --encoder-layers 3"], {"depths": "1,2"},
-                          ["--depths sets --encoder-layers: omit one"]),
-    "rates by epoch": (["prenorm_6l --lr 0.1,0.2"], {"tune": "lr"}, ["--lr 0.1,0.2: --tune lr searches a single rate"]),
-    "no rate": (["prenorm_6l --lr 0"], {"tune": "lr"}, ["--lr 0: --tune lr searches a single rate; give one positive"]),
-    "nothing searched": (["lstm_6l"], {"tune": "lr", "table_only": "true", "dry_run": "false"},
-                         ["the search for learning rates is incomplete: omit --table-only"]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("systems, how, parts", BAD.values(), ids=BAD)
-def test_bad_input_is_refused_in_one_line(ask, tmp_path, systems, how, parts):
-    recipes.assert_refused(ask(*systems, **how), *parts, status=2)
-    assert not (tmp_path / "exp").exists()
-
-
 def test_a_directory_that_cannot_be_made_is_one_line(ask, tmp_path):
     (tmp_path / "file").touch()
     done = ask("lstm_6l", exp=tmp_path / "file/exp", dry_run="false")

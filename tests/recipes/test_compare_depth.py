@@ -42,9 +42,9 @@ def tuner(losses, default=0.002, **options):
     """A `Tuner` whose runs have the loss ``losses(label, rate)``; and the rates that it tries, in order."""
     args = SimpleNamespace(exp="exp", tune_seed=9, tune_updates=5, tune_schedule=[], scales=(1, 1), translate=True,
                            **options)  # fmt: skip
-    made, tried = tune.Tuner(args, None, None, default), []
+    made, tried = tune.Tuner(args, None, default), []
 
-    def measure(candidates):
+    def measure(candidates, train):
         found = [re.fullmatch(r"(\w+)-lr(.+)", each.label).groups() for each in candidates]
         assert [each.flags[-2:] for each in candidates] == [["--lr", rate] for _, rate in found]
         tried.extend((label, float(rate)) for label, rate in found)

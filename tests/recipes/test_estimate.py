@@ -9,7 +9,7 @@ import pytest
 
 from fairseq_deep.recipes import estimate
 from tests.helpers.paths import ROOT
-from tests.helpers.recipes import assert_refused, checked
+from tests.helpers.recipes import checked
 
 
 def damaged(content):
@@ -72,9 +72,6 @@ def test_a_plan_names_the_formats_of_export(words, formats):
     assert found[1] == formats if formats else found is None
 
 
-DRY = ("--dry-run", "--exp", "/nowhere/at/all")
-
-
 @pytest.mark.parametrize("words, warning", [
     (("--", "--max-update", "300"), "training ends within its warm-up (--max-update 300, --warmup-updates 16000)"),
     (("--conf", "base_prenorm", "--", "--max-update", "8001"), None),
@@ -86,12 +83,6 @@ def test_a_plan_warns_of_what_a_run_rejects_or_trains_badly(words, warning):
     """A dry run may precede the run that it names."""
     found = re.findall(r"^warning  (.*)$", planned(*words), re.MULTILINE)
     assert len(found) == bool(warning) and all(line.startswith(warning) for line in found)
-
-
-@pytest.mark.parametrize("arch, hint", [("transformer_dlc_30l", " (did you mean transformer_dlcl_30l?)"), ("os", "")])
-def test_a_plan_rejects_an_unknown_architecture(arch, hint):
-    words = (ROOT / "run_wmt16_ende.sh", *DRY, "--demo", "--arch", arch)
-    assert_refused(checked(*words), f"unknown --arch {arch}{hint}: ", status=2)
 
 
 def test_a_short_training_on_a_gpu_is_not_of_no_minutes():

@@ -157,46 +157,6 @@ def test_a_recipe_as_a_job_resumes_after_a_signal(corpus, tmp_path):
     assert max(updates_of(tmp_path / "exp")) == 500
 
 
-REFUSED = {
-    "--launcher slurm --slurm partition": "--slurm: 'partition' is not an option of sbatch: write NAME=VALUE",
-    "--launcher slurm --slurm 'qos=a qos=b'": "--slurm has qos twice",
-    "--launcher slurm --slurm time=3": "--slurm: time is set by --slurm-hours: omit it",
-    "--launcher slurm --slurm nodes=3": "--slurm: nodes is set by this command: omit it",
-    "--launcher slurm --slurm-hours 0.1": "--slurm-hours 0.1 is too short to save a checkpoint: give at least 0.2",
-    "--launcher slurm --slurm-hours x": "--slurm-hours must be a number, not 'x'",
-    "--slurm qos=a": "--slurm has no effect without --launcher slurm",
-    "--slurm-hours 3": "--slurm-hours has no effect without --launcher slurm",
-    "--launcher pbs": "--launcher must be local, slurm, not 'pbs'",
-}
-RECIPE = {
-    "--launcher slurm": "--launcher requires several training runs: add --seeds, or omit it",
-    "--jobs 2": "--jobs requires several training runs: add --seeds, or omit it",
-    "--seeds 2 --slurm qos=a": "--slurm has no effect without --launcher slurm",
-}
-
-
-def programs(folder):
-    """A folder for PATH whose programs of SLURM accept everything."""
-    for name in ("sbatch", "squeue"):
-        (folder / name).write_text("#!/usr/bin/env bash\n")
-        (folder / name).chmod(0o755)
-    return f"{folder}{os.pathsep}{os.environ['PATH']}"
-
-
-@pytest.mark.parametrize("given", REFUSED)
-def test_options_that_contradict_are_refused(corpus, tmp_path, monkeypatch, given):
-    monkeypatch.setenv("PATH", programs(tmp_path))
-    own = ["--data", corpus, "--exp", tmp_path / "exp", "--ngpu", "0", *shlex.split(given), "lstm_6l"]
-    assert_refused(checked(ROOT / "examples/compare/run.sh", *own), REFUSED[given], status=2)
-    assert not (tmp_path / "exp").exists()
-
-
-@pytest.mark.parametrize("given", RECIPE)
-def test_a_recipe_has_a_queue_only_for_several_seeds(corpus, tmp_path, given):
-    own = ["--data", corpus, "--conf", "mini", "--exp", tmp_path / "exp", *shlex.split(given)]
-    assert_refused(checked(MAIN, *own), RECIPE[given], status=2)
-
-
 def test_a_machine_without_slurm_is_refused(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     own = ["--data", corpus, "--exp", tmp_path / "exp", "--launcher", "slurm", "lstm_6l"]

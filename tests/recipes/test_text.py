@@ -14,7 +14,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.recipes.text import corpus, subwords
 from fairseq_deep.runtime import TextSteps, find_bundle
-from tests.helpers.recipes import LANGS, MAIN, assert_refused, checked, lines, write_pairs
+from tests.helpers.recipes import LANGS, lines, write_pairs
 
 LETTERS = {"en": "abcdefg", "de": "uvwxyzä"}
 
@@ -95,19 +95,6 @@ def test_lines_that_are_too_long_are_refused_before_training(text, split, counts
         return check()
     with pytest.raises(UsageError, match=problem):
         check()
-
-
-def test_an_experiment_does_not_overwrite_or_read_its_own_text(text, tmp_path):
-    exp, words = tmp_path / "exp", ["--dry-run", "--ngpu", "0", "--exp", tmp_path / "exp", "--data"]
-    (exp / "text").mkdir(parents=True)
-    source = text.rename(exp / "text/raw")
-    (tmp_path / "link").symlink_to(source)
-    assert_refused(checked(MAIN, *words, source), "has a text that was not written by a recipe", status=2)
-    (exp / "cmd.sh").touch()
-    for path in (source, tmp_path / "link"):
-        assert_refused(checked(MAIN, *words, path), "must not be the copy of the text", status=2)
-    other = source.rename(tmp_path / "elsewhere")
-    assert checked(MAIN, *words, other).returncode == 0
 
 
 def cut(text, out, bpe="joint", merges=30, most=0, lowercase=False, langs=LANGS, workers=1):

@@ -99,16 +99,16 @@ def report(args: Compare, systems: list[System], runs: list[Run]) -> None:
         print(f"\n{text}")
     if args.depth_list:
         depth.report(folder, rows, args.tune_updates if args.tune_updates < args.updates else None)
-    if not any(row["done"] for row in rows):
-        print(f"-> {folder}: table.md, table.csv, table.json; no picture, since all runs failed")
-        return
-    try:
-        from . import picture
+    drawn = "; no picture, since all runs failed"
+    if any(row["done"] for row in rows):
+        try:
+            from . import picture
 
-        picture.draw(rows, os.path.join(folder, "picture.png"))
-        print(f"-> {folder}: table.md, table.csv, table.json, picture.png")
-    except ImportError as error:
-        print(f"-> {folder}: table.md, table.csv, table.json; no picture: {error}; pip install matplotlib")
+            picture.draw(rows, os.path.join(folder, "picture.png"))
+            drawn = ", picture.png"
+        except ImportError as error:
+            drawn = f"; no picture: {error}; pip install matplotlib"
+    print(f"-> {folder}: table.md, table.csv, table.json{drawn}")
 
 
 def show_plan(args: Compare, systems: list[System], runs: list[Run]) -> None:
@@ -156,8 +156,9 @@ def work(args: Compare) -> None:
     check(systems, lambda system: plan_system(args, system, resumes=False).args, args.width)
     search = None
     if args.tune != "none":
-        search = tune.Tuner(args, plan_runs, None, tune.rate_of(flags_of(text.train_command), "-- --lr"))
-        search.check(systems)
+        search = tune.Tuner(args, plan_runs, tune.rate_of(flags_of(text.train_command), "-- --lr"))
+        for system in systems:
+            search.first_rates(system)  # rejects systems whose rates cannot be searched
         systems = search.choose(systems) if args.table_only else systems
     runs = plan_runs(args, systems, final=not search or args.table_only)
     if args.launcher == "slurm" and not args.table_only:
@@ -180,8 +181,7 @@ def work(args: Compare) -> None:
             return cluster.train(engine, runs, args, text.exp)
 
         if search:
-            search.work = train
-            systems = search.choose(systems)
+            systems = search.choose(systems, train)
             print("\n".join(map(tune.describe, systems)), flush=True)
             runs = plan_runs(args, systems)
         failed = train(runs)

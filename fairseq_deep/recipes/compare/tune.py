@@ -39,19 +39,21 @@ class Tuner:
     Args:
         args: resolved options of the comparison
         plan: creates the runs of systems: ``plan(args, systems)``
-        work: trains runs; None to use only existing runs
         default: learning rate of a system without its own rate
     """
 
-    def __init__(self, args: Any, plan: Any, work: Any, default: float):
-        self.plan, self.work, self.default = plan, work, default
+    def __init__(self, args: Any, plan: Any, default: float):
+        self.plan, self.default = plan, default
         self.args = copy.copy(args)
         self.args.exp, self.args.seed_list = os.path.join(args.exp, "tune"), [args.tune_seed]
         self.args.seeds = f"{args.tune_seed},"
         self.args.updates, self.args.schedule, self.args.translate = args.tune_updates, args.tune_schedule, False
 
-    def choose(self, systems: list[System]) -> list[System]:
+    def choose(self, systems: list[System], train: Any = None) -> list[System]:
         """Return *systems* with their best rates; their ``tuned`` is the loss by rate.
+
+        Args:
+            train: trains runs and returns those that failed; None to use only existing runs
 
         Raises:
             UsageError: all rates of a system diverge
@@ -59,15 +61,10 @@ class Tuner:
         losses: dict[str, dict[float, float]] = {system.label: {} for system in systems}
         todo = [(system, rate) for system in systems for rate in self.first_rates(system)]
         while todo:
-            for (system, rate), loss in zip(todo, self.measure([self.candidate(*each) for each in todo])):
+            for (system, rate), loss in zip(todo, self.measure([self.candidate(*each) for each in todo], train)):
                 losses[system.label][rate] = loss
             todo = [(system, rate) for system in systems for rate in following(losses[system.label])]
         return [self.chosen(system, losses[system.label]) for system in systems]
-
-    def check(self, systems: list[System]) -> None:
-        """Reject systems whose rates cannot be searched."""
-        for system in systems:
-            self.first_rates(system)
 
     def first_rates(self, system: System) -> list[float]:
         """Return half, once and twice the system's rate."""
@@ -80,15 +77,15 @@ class Tuner:
         flags = [*system.flags, *scaled(system.flags, self.args.scales[1])]
         return replace(system, label=f"{system.label}-lr{rate:g}", flags=with_rate(flags, rate))
 
-    def measure(self, candidates: list[System]) -> list[float]:
+    def measure(self, candidates: list[System], train: Any) -> list[float]:
         """Train the candidates; return their validation losses, infinite for a run that diverged.
 
         Raises:
             StageFailed: runs failed for another reason
         """
         runs = self.plan(self.args, candidates)
-        if self.work:
-            failed = [run.name for run in self.work(runs) if not diverged(run.reason())]
+        if train:
+            failed = [run.name for run in train(runs) if not diverged(run.reason())]
             if failed:
                 raise StageFailed(
                     f"error: {len(failed)} of {len(runs)} runs of the search for learning rates failed: "
@@ -99,7 +96,7 @@ class Tuner:
             run.system.label: result_line(run.folder, run.system.label, run.system.text, run.seed)
             for run in runs if run.is_done()
         }  # fmt: skip
-        if not self.work and len(lines) + sum(bool(run.reason()) for run in runs) < len(runs):
+        if not train and len(lines) + sum(bool(run.reason()) for run in runs) < len(runs):
             raise UsageError(f"{self.args.exp}: the search for learning rates is incomplete: omit --table-only")
         if lines:
             results.add(self.args.exp, lines.values())

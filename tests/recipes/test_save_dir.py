@@ -1,0 +1,89 @@
+"""Checkpoints in --save-dir as an older fairseq, a disk or a user may leave them: what the next start does."""
+
+import os
+import shutil
+
+import pytest
+from fairseq import safe_load, safe_save
+
+from tests.helpers import faults
+from tests.helpers.commands import losses, train_command
+
+
+def start(small, folder, *flags):
+    """Exit status and log of a training of two epochs."""
+    log = folder.with_name(f"{folder.name}.log")
+    flags = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150", *flags)
+    status = faults.train(train_command(small, folder, *flags), log)
+    return status, log.read_text()
+
+
+@pytest.fixture(scope="module")
+def first_epoch(small, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("torn") / "save"
+    assert start(small, folder, "--max-epoch", "1")[0] == 0
+    return folder
+
+
+@pytest.fixture
+def stopped(first_epoch, tmp_path):
+    return shutil.copytree(first_epoch, tmp_path / "save")
+
+
+@pytest.fixture(scope="module")
+def second_epoch(small, first_epoch, tmp_path_factory):
+    """Losses of a next start from an undamaged folder."""
+    folder = shutil.copytree(first_epoch, tmp_path_factory.mktemp("whole") / "save")
+    return losses(start(small, folder)[1])
+
+
+@pytest.mark.parametrize("damage", ["torn", "empty", "missing"])
+def test_the_newest_whole_one_is_taken(small, second_epoch, stopped, damage):
+    last = stopped / "checkpoint_last.pt"
+    if damage == "missing":
+        last.unlink()
+    else:
+        last.write_bytes(last.read_bytes()[: 20_000 if damage == "torn" else 0])
+    (stopped / "checkpoint_best.pt").unlink()
+    status, text = start(small, stopped)
+    assert status == 0 and f"resuming from {stopped / 'checkpoint1.pt'}" in text, text[-1500:]
+    assert losses(text) == second_epoch and min(second_epoch) > 1
+
+
+def test_without_a_whole_one_it_is_one_line_and_nothing_is_trained(small, stopped):
+    for path in stopped.glob("*.pt"):
+        path.write_bytes(path.read_bytes()[:20_000])
+    status, text = start(small, stopped)
+    assert status == 1 and "Traceback" not in text and losses(text) == {}
+    assert "checkpoint_last.pt: truncated, without a complete checkpoint next to" in text.strip().splitlines()[-1]
+
+
+def test_a_new_folder_is_no_loss(tmp_path):
+    assert safe_save.to_restore(str(tmp_path / "new/checkpoint_last.pt"), False).endswith("checkpoint_last.pt")
+
+
+def test_where_none_is_written_none_is_missing(stopped):
+    last = stopped / "checkpoint_last.pt"
+    last.unlink()
+    assert safe_save.to_restore(str(last), no_last=True) == str(last)
+
+
+def test_newest_by_time_of_writing_with_the_same_suffix(tmp_path):
+    names = ["checkpoint_2_30.pt", "checkpoint3.pt", "checkpoint1-shard0.pt", "checkpoint.best_1.pt"]
+    for age, name in enumerate(names):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    found = safe_save.numbered(str(tmp_path / "checkpoint_last.pt"))
+    assert [os.path.basename(path) for path in found] == ["checkpoint_2_30.pt", "checkpoint3.pt"]
+    assert [os.path.basename(p) for p in safe_save.numbered(str(tmp_path / "checkpoint_last-shard0.pt"))] == [
+        "checkpoint1-shard0.pt"
+    ]
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(small, tmp_path):
+    (tmp_path / "save").write_text("a file")
+    status, text = start(small, tmp_path / "save")
+    assert status == 1 and "Traceback" not in text
+    assert "cannot save checkpoints there" in text.strip().splitlines()[-1]
+    with pytest.raises(safe_load.CheckpointError):
+        safe_save.make_folder(str(tmp_path / "save"), no_save=False)
