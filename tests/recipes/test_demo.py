@@ -22,66 +22,10 @@ from grammar.sampling import Sampler  # noqa: E402
 CORPUS_SHA256 = "3d9aaa798ba104391030de715d629f38bf7da75bc140efaa1b83353053a2e088"
 SIZES = {"train": 22000, "valid": 500, "test": 500}
 
-# what a sentence shows | English | German
-CHECKED = """
-present | Our teacher is reading the book on Friday. | Unser Lehrer liest das Buch am Freitag.
-perfect with haben | I gave the child an apple. | Ich habe dem Kind einen Apfel gegeben.
-perfect with sein | I went to the station. | Ich bin zum Bahnhof gegangen.
-perfect, separable verb, sein | Who got up yesterday? | Wer ist gestern aufgestanden?
-preterite | We had no car. | Wir hatten kein Auto.
-future, separable verb | We will pick you up. | Wir werden dich abholen.
-modal, negated | I do not want to open this suitcase. | Ich will diesen Koffer nicht aufmachen.
-particle last | They are calling them. | Sie rufen sie an.
-weak noun | I visited the neighbour. | Ich habe den Nachbarn besucht.
-dative verb | He is thanking them on Friday. | Er dankt ihnen am Freitag.
-dative | Today my sister is not playing with my children. | Heute spielt meine Schwester nicht mit meinen Kindern.
-kein | I have no dog. | Ich habe keinen Hund.
-nicht after an object | They do not know the book. | Sie kennen das Buch nicht.
-nicht before a place | Her letter is not in the bag. | Ihr Brief ist nicht in der Tasche.
-nicht before an adjective | The chairs are not too big. | Die Stühle sind nicht zu groß.
-preposition and article | This cat comes to the old school every day. | Diese Katze kommt jeden Tag zur alten Schule.
-gern | I like to call him. | Ich rufe ihn gern an.
-numbers | I am thirty-one years old. | Ich bin einunddreißig Jahre alt.
-small number | I have twelve lamps. | Ich habe zwölf Lampen.
-verb second after an adverb | Today I must get up. | Heute muss ich aufstehen.
-object first | The man I know, but our child I do not know. | Den Mann kenne ich, aber unser Kind kenne ich nicht.
-question | Are you picking us up? | Holst du uns ab?
-question, perfect | Did the friend sleep? | Hat der Freund geschlafen?
-question for a dative | Who did you help? | Wem hast du geholfen?
-question for an accusative | Who did I see? | Wen habe ich gesehen?
-verb last, perfect | She got up although it rained. | Sie ist aufgestanden, obwohl es geregnet hat.
-verb last, dass | They know that she worked. | Sie wissen, dass sie gearbeitet hat.
-verb last, modal | Do you know whether I can look for them? | Weißt du, ob ich sie suchen kann?
-indirect question | I ask who is calling her brother. | Ich frage, wer ihren Bruder anruft.
-clause first | If it rains, we must stay at home. | Wenn es regnet, müssen wir zu Hause bleiben.
-infinitive, separable | I forgot to open a door. | Ich habe vergessen, eine Tür aufzumachen.
-infinitive | I tried to read a book. | Ich habe versucht, ein Buch zu lesen.
-relative, subject | The girl who slept is ill. | Das Mädchen, das geschlafen hat, ist krank.
-relative, object | The dog that I had is big. | Der Hund, den ich hatte, ist groß.
-relative, dative | They invited the girls who I thanked. | Sie haben die Mädchen eingeladen, denen ich gedankt habe.
-adjective that loses an e | This is my expensive milk. | Das ist meine teure Milch.
-an | I ate an egg. | Ich habe ein Ei gegessen.
-coordination | You had a book, and you got up. | Du hattest ein Buch und du bist aufgestanden.
-""".strip().splitlines()
-
-# cases of "old" with the man, the woman, the house and the books
-AGREEMENT = """
-the | nom | der alte Mann, die alte Frau, das alte Haus, die alten Bücher
-the | acc | den alten Mann, die alte Frau, das alte Haus, die alten Bücher
-the | dat | dem alten Mann, der alten Frau, dem alten Haus, den alten Büchern
-this | nom | dieser alte Mann, diese alte Frau, dieses alte Haus, diese alten Bücher
-this | acc | diesen alten Mann, diese alte Frau, dieses alte Haus, diese alten Bücher
-this | dat | diesem alten Mann, dieser alten Frau, diesem alten Haus, diesen alten Büchern
-our | nom | unser alter Mann, unsere alte Frau, unser altes Haus, unsere alten Bücher
-our | acc | unseren alten Mann, unsere alte Frau, unser altes Haus, unsere alten Bücher
-our | dat | unserem alten Mann, unserer alten Frau, unserem alten Haus, unseren alten Büchern
-no | nom | kein alter Mann, keine alte Frau, kein altes Haus, keine alten Bücher
-no | acc | keinen alten Mann, keine alte Frau, kein altes Haus, keine alten Bücher
-no | dat | keinem alten Mann, keiner alten Frau, keinem alten Haus, keinen alten Büchern
- | nom | alter Mann, alte Frau, altes Haus, alte Bücher
- | acc | alten Mann, alte Frau, altes Haus, alte Bücher
- | dat | altem Mann, alter Frau, altem Haus, alten Büchern
-""".strip("\n").splitlines()
+CHECKED, AGREEMENT = (
+    [line for line in part.splitlines() if not line.startswith("#")]
+    for part in (ROOT / "tests/data/demo_sentences.txt").read_text(encoding="utf-8").split("\n\n")
+)
 
 
 def run(*arguments):

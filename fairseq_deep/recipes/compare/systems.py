@@ -17,18 +17,15 @@ from fairseq_deep.recipes.record import read_json, write_json
 
 RECORD = "system.json"
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
-# options that may differ between systems, in addition to flags of the model, the optimizer and the scheduler
-OWN = {
-    "lr", "lr_scheduler", "optimizer", "clip_norm", "on_divergence", "decoder_input_dim", "min_loss_scale",
-    "rdrop_alpha",
-    # options that do not change the trained model
-    "fp16_init_scale", "fp16_scale_window", "fp16_scale_tolerance", "ddp_backend", "find_unused_parameters",
-    "num_workers", "data_buffer_size", "empty_cache_freq", "tensorboard_logdir", "wandb_project",
-}  # fmt: skip
-# flags of models that change the data or the shared embeddings
-SHARED = {
-    "share_all_embeddings", "share_decoder_input_output_embed", "max_source_positions", "max_target_positions",
-}  # fmt: skip
+OWN = {"--lr", "--lr-scheduler", "--optimizer", "--clip-norm", "--on-divergence", "--decoder-input-dim",
+       "--min-loss-scale", "--rdrop-alpha", "--fp16-init-scale", "--fp16-scale-window", "--fp16-scale-tolerance",
+       "--ddp-backend", "--find-unused-parameters", "--num-workers", "--data-buffer-size", "--empty-cache-freq",
+       "--tensorboard-logdir", "--wandb-project"}  # fmt: skip
+"""Flags that may differ between systems, in addition to those of the model, the optimizer and the scheduler; flags from
+--fp16-init-scale on do not change the trained model."""
+SHARED = {"--share-all-embeddings", "--share-decoder-input-output-embed", "--max-source-positions",
+          "--max-target-positions"}  # fmt: skip
+"""Flags of models that change the data or the shared embeddings."""
 
 
 @dataclass
@@ -156,34 +153,34 @@ def _check_one(system: System, parse: Callable[[System], argparse.Namespace], wi
             if not sides:
                 raise
             continue
-        _check_equal(parse(replace(system, flags=[])), with_own)
-        names = _names(ARCH_MODEL_REGISTRY[system.arch]) - {"log_depth_interval"}  # depends on the number of updates
+        _check_shared(with_own, system.flags)
+        names = {action.dest for action in _actions(ARCH_MODEL_REGISTRY[system.arch])}
+        names -= {"log_depth_interval"}  # depends on the number of updates
         system.sizes = sizes
         system.settings = {name: getattr(with_own, name) for name in sorted(names) if hasattr(with_own, name)}
         return
 
 
-def _names(*owners: Any) -> set[str]:
-    """Return the options of models, optimizers and schedulers."""
+def _actions(*owners: Any) -> list[argparse.Action]:
+    """Return the arguments of models, optimizers and schedulers."""
     parser = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
     for owner in owners:
         owner.add_args(parser)
-    return {action.dest for action in parser._actions}
+    return parser._actions
 
 
-def _check_equal(shared: argparse.Namespace, own: argparse.Namespace) -> None:
-    """Reject options that must not differ: those of neither model, optimizer nor scheduler."""
+def _check_shared(args: argparse.Namespace, flags: list[str]) -> None:
+    """Reject flags of neither model, optimizer nor scheduler, which must be the same for all systems."""
     from fairseq.models import ARCH_MODEL_REGISTRY
     from fairseq.registry import REGISTRIES
 
-    free = set(OWN)
-    for args in (shared, own):
-        chosen = [(kind, getattr(args, kind)) for kind in ("optimizer", "lr_scheduler")]
-        owners = [REGISTRIES[kind]["registry"][name] for kind, name in chosen if name]
-        free |= _names(ARCH_MODEL_REGISTRY[args.arch], *owners)
-    for name in sorted((vars(shared).keys() | vars(own).keys()) - free | SHARED):
-        if getattr(shared, name, None) != getattr(own, name, None):
-            flag = f"--{name.replace('_', '-')}"
+    chosen = [(kind, getattr(args, kind)) for kind in ("optimizer", "lr_scheduler")]
+    owners = [REGISTRIES[kind]["registry"][name] for kind, name in chosen if name]
+    actions = _actions(ARCH_MODEL_REGISTRY[args.arch], *owners)
+    free = {flag for action in actions for flag in action.option_strings} | OWN
+    for word in flags:
+        flag = word.partition("=")[0]
+        if re.match("-+[a-z]", flag) and flag not in free - SHARED:
             raise UsageError(f"{flag} must be the same for all systems: omit it in this one")
 
 
