@@ -16,7 +16,11 @@ from fairseq_deep.recipes import engine, record, watch
 from fairseq_deep.recipes.display import Display
 from tests.helpers.paths import PROGRAMS
 
-SAVING = "trap 'sleep 0.3; echo saved > {mark}; exit 75' TERM USR1; echo $$ > {pid}; for _ in {{1..1200}}; do sleep 0.05; done"
+SAVING = """
+trap 'sleep 0.3; echo saved > {mark}; exit 75' TERM USR1
+echo $$ > {pid}
+for _ in {{1..1200}}; do sleep 0.05; done
+"""
 
 
 @pytest.fixture
@@ -167,7 +171,7 @@ def test_a_log_that_cannot_be_written_stops_the_command(tmp_path, monkeypatch):
     mark, pid, found = tmp_path / "mark", tmp_path / "pid", watch.Watch()
     found.read = full
     with engine.Engine() as running, pytest.raises(OSError, match="No space"):
-        body = SAVING.format(mark=mark, pid=pid).replace("for", "echo x; for")
+        body = SAVING.format(mark=mark, pid=pid).replace("for", "echo x\nfor")
         asyncio.run(running.run(["bash", "-c", body], str(tmp_path / "log"), found))
     assert mark.read_text() == "saved\n"
 
