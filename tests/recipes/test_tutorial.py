@@ -12,7 +12,7 @@ from fairseq_deep.cli import main as fairseq_deep_command
 from fairseq_deep.tools.results import read
 from tests.helpers.forkserver import server
 from tests.helpers.paths import ROOT
-from tests.helpers.recipes import WORDS, environment, lines, make_real, write_program
+from tests.helpers.recipes import WORDS, environment, fork_drivers, lines, make_real, write_program
 
 PAGE = (ROOT / "examples/own_text/tutorial.md").read_text(encoding="utf-8")
 SMALL = ("--encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --decoder-attention-heads 2 "
@@ -41,6 +41,7 @@ def write_text(folder):
 def work(tools, tmp_path):
     """A folder with blanks, as a clone has what the page takes from it."""
     make_real(tools, first=True, train=SMALL)
+    fork_drivers(tools)
     write_program(tools / "forked-python", server().stand_in("python3"))
     write_program(tools / "shuf", "exec cat")  # the pair without a source, which sort puts first, is a test sentence
     folder = tmp_path / "my work"
