@@ -148,25 +148,6 @@ def test_the_papers_models_have_so_many_parameters_more():
     assert (norms - plain, transform - plain) == (24 * 2 * 512 * 100, 101 * 512**2)
 
 
-@pytest.mark.parametrize(
-    "flags, problem, cure",
-    [
-        ({**LALT, "num_languages": 3}, "--num-languages 3: the source dictionary has 12 language tags", "or omit"),
-        ({"num_languages": 12}, "no effect without --language-transform or --language-norm", "add one, or omit it"),
-        ({**LALN, "norm": "rms"}, "--language-norm is not supported with --norm rms (encoder)", "omit or change"),
-        ({**LALN, "sub_norm": True}, "--language-norm is not supported with --sub-norm (encoder)", "omit or change"),
-        ({**LALN, "encoder_residual": "peri"}, "with --residual peri (encoder)", "omit or change"),
-        ({**LALN, "layer_agg": "residual-dual"}, "with --layer-agg residual-dual", "no norms in its layers (encoder)"),
-        ({**LALN, "deep_init": "rezero"}, "not supported with --deep-init rezero, which requires no", "omit or"),
-    ],
-)
-def test_flags_that_clash(flags, problem, cure, tagged):
-    arch = POSTNORM if "layer_agg" in flags else PRENORM
-    with pytest.raises(UsageError) as error:
-        build_architecture(arch, tagged, **{**tiny_flags(arch), **flags})
-    assert "\n" not in str(error.value) and problem in str(error.value) and cure in str(error.value)
-
-
 def test_a_model_without_languages_is_refused():
     """Also where someone has edited a package."""
     with pytest.raises(UsageError, match="--language-norm requires --num-languages of at least 1, not 0: change it"):

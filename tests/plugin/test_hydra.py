@@ -1,6 +1,7 @@
 """Configurations of ``fairseq-hydra-train``: nested keys, keys that are refused, checks of the whole run."""
 
 import argparse
+import shlex
 import typing
 from dataclasses import make_dataclass
 
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf, open_dict
 
 import fairseq_deep  # noqa: F401
 from fairseq_deep.core.registry import UsageError
+from tests.errors import assert_says, rows
 from tests.helpers.commands import PACKAGE, hypotheses, run, saved
 
 ARCH = "transformer_dlcl_6l"
@@ -68,27 +70,13 @@ RUN = {"distributed_training": {"ddp_backend": "c10d"}}
 FROM = {"init_from": "none.pt"}
 
 
-@pytest.mark.parametrize("model, run, words", [
-    ({"encoder": {"layer": 2}}, {}, "model.encoder.layer: unknown setting (did you mean encoder.layers?)"),
-    ({"dlcl_windw": 2}, {}, "model.dlcl_windw: unknown setting (did you mean dlcl_window?)"),
-    ({"encoders": {"layers": 2}}, {}, "model.encoders: unknown setting"),
-    ({"encoder": 2}, {}, "model.encoder: unknown setting (did you mean encoder_"),
-    ({"encoder": {"normalize_before": "no"}}, {}, "model.encoder.normalize_before must be true or false ('no')"),
-    ({"activation_fn": "rely"}, {}, "model.activation_fn must be one of relu, gelu, "),
-    ({"encoder": {"layers": 2}, "encoder_layers": 2}, {}, "model.encoder_layers: it is also given as a"),
-    ({"decoder": {"layers": "six"}}, {}, "model.decoder.layers must be an integer ('six')"),
-    ({"dropout": True}, {}, "model.dropout must be a number (True)"),
-    # flags of the whole run
-    ({}, {"common": {"bf16": True, "amp": True}}, "--bf16 and --amp exclude each other"),
-    ({}, {"criterion": {"_name": "adaptive_loss"}}, "--criterion adaptive_loss requires --adaptive-softmax-cutoff"),
-    ({}, {"task": {"_name": "translation", "eval_bleu": True, "eval_bleu_args": '{"max_len_b": 0}'}}, "--eval-bleu-ar"),
-    (FROM, {"checkpoint": {"restore_file": "x.pt"}}, "--init-from and --restore-file both"),
-    (FROM, {"checkpoint": {"save_dir": "none"}}, "--init-from none.pt: no such file"),
-])  # fmt: skip
-def test_other_keys_and_flags_are_refused(model, run, words):
+@pytest.mark.parametrize("before, keys, said", rows("hydra"))
+def test_other_keys_and_flags_are_refused(before, keys, said):
+    given = OmegaConf.to_container(OmegaConf.from_dotlist(shlex.split(keys)))
     with pytest.raises(UsageError) as refused:
-        fill(model, **{**RUN, **run} if run else {})
-    assert words in str(refused.value) and "\n" not in str(refused.value) and "__" not in str(refused.value)
+        model = given.pop("model", {})
+        fill(model, **{**RUN, **given} if given else {})
+    assert_says(str(refused.value), said)
 
 
 def test_settings_of_a_checkpoint_are_left_alone():
