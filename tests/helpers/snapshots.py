@@ -1,4 +1,4 @@
-"""Outputs of the commands as text files in ``tests/snapshots``: dry runs, help, flags and architectures.
+"""Outputs of the commands as text files in ``tests/snapshots``, and the initial values of all methods.
 
 ``python -m tests.helpers.snapshots`` renews the files; read their difference before committing it.
 """
@@ -14,10 +14,15 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import torch
+
 from fairseq_deep import cli
+from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.recipes import driver
 from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe
+from tests.helpers.methods import METHODS, OPTIONS
+from tests.helpers.models import VOCAB, make_dictionary, tiny_flags
 from tests.helpers.paths import ROOT
 
 FOLDER = ROOT / "tests/snapshots"
@@ -120,6 +125,21 @@ def output(*words):
     return said.getvalue()
 
 
+def initial():
+    """Values of parameters that do not start at random, unless they are the 1 of a weight or the 0 of a bias."""
+    symbols, lines = make_dictionary(VOCAB), []
+    for name, (arch, flags) in {**METHODS, **OPTIONS}.items():
+        depths = {"encoder_layers": 2, "decoder_layers": 2}
+        model = build_architecture(arch, symbols, **{**tiny_flags(arch), **depths, **flags})
+        found = {}
+        for key, weight in model.named_parameters():
+            values = weight.unique()
+            if len(values) <= 6 and not values.equal(torch.full((1,), float(key.endswith("weight")))):
+                found.setdefault(re.sub(r"\d+", "N", key), []).extend(f"{value:.6g}" for value in values.tolist())
+        lines += [name] * bool(found) + [f"  {key}: {', '.join(dict.fromkeys(each))}" for key, each in found.items()]
+    return "\n".join(lines)
+
+
 def cases():
     """{name of the file: function that makes its text}."""
     by_recipe = {}
@@ -128,7 +148,13 @@ def cases():
     by_recipe.update(claims=list(claims()), variants=[f"./run_wmt16_ende.sh {each}" for each in VARIANTS])
     plans = {f"plan_{name}": partial(lambda group: "\n".join(map(plan, group)), group)
              for name, group in by_recipe.items()}  # fmt: skip
-    return {**plans, "help": helps, "flags": partial(output, "flags"), "archs": partial(output, "archs", "--verbose")}
+    return {
+        **plans,
+        "help": helps,
+        "initial": initial,
+        "flags": partial(output, "flags"),
+        "archs": partial(output, "archs", "--verbose"),
+    }
 
 
 def text_of(make):

@@ -1,4 +1,4 @@
-"""Dry runs, help texts, flags and architectures, compared with ``tests/snapshots``."""
+"""Dry runs, help texts, flags, architectures and initial values, compared with ``tests/snapshots``."""
 
 import pytest
 
@@ -12,6 +12,6 @@ def test_every_file_has_a_case():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_commands_print_their_snapshot(name):
+def test_outputs_are_those_of_the_snapshot(name):
     found, stored = text_of(CASES[name]), (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
     assert found.splitlines() == stored.splitlines(), "if intended: python -m tests.helpers.snapshots"
