@@ -33,9 +33,14 @@ class Dropout(nn.Module):
         self.p, self.module_name = p, module_name
         self.apply_during_inference = self.fast = False
 
+    @property
+    def active(self) -> float:
+        """The probability that applies now."""
+        return self.p if self.training or self.apply_during_inference else 0.0
+
     def forward(self, x: Tensor) -> Tensor:
         """Return *x* with entries dropped in training, or *x* itself."""
-        if self.p == 0 or not (self.training or self.apply_during_inference):
+        if self.active == 0:
             return x
         return fast_dropout(x, self.p) if self.fast else F.dropout(x, self.p)
 
@@ -71,5 +76,3 @@ def speed_up_dropout(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, Dropout):
             part.fast = True
-        elif hasattr(part, "fast_dropout"):
-            part.fast_dropout = True

@@ -71,7 +71,7 @@ def test_attention_in_steps_equals_attention_from_scratch(kind, orders, joined, 
     module = randomise(module).to(**real).eval()
     fast = copy.deepcopy(module)
     if joined:
-        fast.make_generation_fast_("attention")
+        fast.make_generation_fast_()
         assert (fast.qkv_proj is None) is (kind == "memory")
     memory = torch.randn(S, sentences, KDIM, **real) if kind == "memory" else None
     padding = torch.zeros(sentences, S, dtype=torch.bool)

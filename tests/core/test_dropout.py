@@ -11,7 +11,7 @@ from torch import nn
 from fairseq_deep.core.aggregators import DepthwiseLstm, Dlcl, Mlrf, Routing
 from fairseq_deep.core.aggregators.lstm import GLU, Hidden
 from fairseq_deep.core.aggregators.node import Node
-from fairseq_deep.core.attention import AttentionOptions, AverageAttention, MultiheadAttention, multihead
+from fairseq_deep.core.attention import AttentionOptions, AverageAttention, MultiheadAttention
 from fairseq_deep.core.dropout import Dropout, fast_dropout, speed_up_dropout
 from fairseq_deep.core.memories import Transparent
 from fairseq_deep.core.stack import Stack
@@ -134,7 +134,7 @@ def test_retained_dropout_is_retained_in_all_that_connects_layers(name, flags, b
 
 
 def test_without_the_flag_attention_draws_as_torch_does(monkeypatch):
-    monkeypatch.setattr(multihead, "fast_dropout", None)
+    monkeypatch.setattr("fairseq_deep.core.dropout.fast_dropout", None)
     attention = MultiheadAttention(8, 2, options=AttentionOptions(dropout=0.5)).train()
     first, second = attention(torch.ones(20, 3, 8))[0], attention(torch.ones(20, 3, 8))[0]
     assert not torch.equal(first, second)

@@ -178,7 +178,7 @@ def test_dropout_is_on_weights_of_all_products():
     out = pair(torch.randn(L + T, B, C))[0]
     assert not out[:L].any() and torch.equal(out[L:], pair.out_proj.bias.expand(T, B, C))
     module = randomise(causal_attention().train())
-    module.dropout = 1.0
+    module.dropout_module.p = 1.0
     assert torch.equal(module(torch.randn(T, B, C), causal=True, memory=torch.randn(2 * L, B, C))[0],
                        module.out_proj.bias.expand(T, B, C))  # fmt: skip
     p = PackedSequence(Stack(1, C, dropout=0.5), 400).train()(2)

@@ -146,7 +146,7 @@ LAYER_CHANGES = {  # those that other kernels follow, and those that are left to
     "bias": lambda layer, stack: setattr(layer.fc1, "bias", torch.nn.Parameter(layer.fc1.bias + 1)),
     "train": lambda layer, stack: layer.train(),
     "dropout": lambda layer, stack: setattr(layer.dropout_module, "apply_during_inference", True),
-    "attention dropout": lambda layer, stack: setattr(layer.self_attn, "retain_dropout", True),
+    "attention dropout": lambda layer, stack: setattr(layer.self_attn.dropout_module, "apply_during_inference", True),
     "residual": lambda layer, stack: setattr(layer, "residual", PeriNorm(stack, 1)),
     "growing": lambda layer, stack: setattr(layer, "residual", BranchNorm(stack, 1)),
 }

@@ -11,11 +11,12 @@ A running sum takes O(T) in training, and its state in decoding is one vector.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_deep.core.dropout import dropout_of
 from fairseq_deep.core.keep_fp32 import widened
 
+from .beam_reorder import IncrementalState
 from .beams import DecodingStep
 from .hypothesis_state import HypothesisState
 from .target import TargetAttention
@@ -36,7 +37,7 @@ class RunningMean(HypothesisState):
         x: Tensor,
         padding_mask: Tensor | None = None,
         causal: bool = True,
-        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        incremental_state: IncrementalState | None = None,
         step: DecodingStep | None = None,
     ) -> Tensor:
         """Compute the mean.
@@ -66,7 +67,7 @@ class RunningMean(HypothesisState):
             total, count = total[-1:].expand_as(x), count[-1:]
         return (total / count).to(x.dtype)
 
-    def _next(self, x: Tensor, incremental_state: dict[str, dict[str, Tensor | None]], step: DecodingStep) -> Tensor:
+    def _next(self, x: Tensor, incremental_state: IncrementalState, step: DecodingStep) -> Tensor:
         """Return the mean up to the position *x* (1 x B x C)."""
         count = step.count
         total = torch.addcmul(self.previous(incremental_state, x, count.dtype), x, step.words)
@@ -93,8 +94,7 @@ class AverageAttention(TargetAttention):
         self.fc1 = self.fc2 = None
         if ffn_dim is not None:
             self.fc1, self.fc2 = nn.Linear(dim, ffn_dim), nn.Linear(ffn_dim, dim)
-        self.dropout = dropout
-        self.retain_dropout = False
+        self.dropout_module = dropout_of(self, dropout)
         self.gate = nn.Linear(2 * dim, 2 * dim)
         nn.init.xavier_uniform_(self.gate.weight)
         nn.init.zeros_(self.gate.bias)
@@ -102,19 +102,11 @@ class AverageAttention(TargetAttention):
     def whole(self, x: Tensor, padding: Tensor | None, causal: bool) -> Tensor:
         return self._gated(x, self.mean(x, padding, causal))
 
-    def next(self, x: Tensor, state: dict[str, dict[str, Tensor | None]], step: DecodingStep) -> Tensor:
+    def next(self, x: Tensor, state: IncrementalState, step: DecodingStep) -> Tensor:
         return self._gated(x, self.mean(x, incremental_state=state, step=step))
 
     def _gated(self, x: Tensor, mean: Tensor) -> Tensor:
         if self.fc1 is not None:
-            kept = self.training or self.retain_dropout
-            mean = self.fc2(F.dropout(torch.relu(self.fc1(mean)), self.dropout, kept))
+            mean = self.fc2(self.dropout_module(torch.relu(self.fc1(mean))))
         input_gate, forget_gate = torch.sigmoid(self.gate(torch.cat([x, mean], dim=-1))).chunk(2, dim=-1)
         return torch.addcmul(input_gate * x, forget_gate, mean)
-
-    def make_generation_fast_(
-        self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **kwargs
-    ) -> None:
-        """Apply fairseq's ``--retain-dropout``: keep dropout in generation."""
-        named = retain_dropout_modules is None or "AverageAttention" in retain_dropout_modules
-        self.retain_dropout = retain_dropout and named

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from .masks import is_sync_free
 
+IncrementalState = dict[str, dict[str, Tensor | None]]
+"""State of a decoder's modules between positions, by the key of the module."""
+
 
 def hypotheses_per_sentence(new_order: Tensor, sentences: int) -> int:
     """Return the beam k if *new_order* (B) is 0 k times, 1 k times, ...: k hypotheses per sentence; else 1."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .beam_reorder import BeamReorder, hypotheses_per_sentence, read_order
+from .beam_reorder import BeamReorder, IncrementalState, hypotheses_per_sentence, read_order
 from .cache import append, select
 
 LARGEST_BEAM = 32  # in larger beams, products with hidden keys take longer than copies of the keys
@@ -56,7 +56,7 @@ class SharedBeamState(nn.Module):
 
     def forward(
         self,
-        incremental_state: dict[str, dict[str, Tensor | None]],
+        incremental_state: IncrementalState,
         sentences: int,
         query: Tensor,
         words: Tensor,
@@ -134,11 +134,11 @@ class SharedBeamState(nn.Module):
         own[0].fill_diagonal_(0.0)
         return own
 
-    def has_started(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> bool:
+    def has_started(self, incremental_state: IncrementalState) -> bool:
         """Return whether there is a position already."""
         return self._state in incremental_state
 
-    def go_on(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> tuple[int, int]:
+    def go_on(self, incremental_state: IncrementalState) -> tuple[int, int]:
         """Count the next position; return the fixed capacity (0 if caches grow) and the number of positions."""
         if not self.attends:
             return 0, 0
@@ -148,7 +148,7 @@ class SharedBeamState(nn.Module):
         saved["length"] = torch.tensor(mask.size(2)) + 1 if length is None else length + 1
         return 0 if length is None else mask.size(2), int(saved["length"])
 
-    def reserve(self, incremental_state: dict[str, dict[str, Tensor | None]], capacity: int) -> int:
+    def reserve(self, incremental_state: IncrementalState, capacity: int) -> int:
         """Allocate *capacity* positions, hidden while not in use; return the number of keys."""
         saved = incremental_state[self._state]
         mask, length = saved["mask"], saved["mask"].size(2)
@@ -159,7 +159,7 @@ class SharedBeamState(nn.Module):
         saved["mask"], saved["buffer"] = room, None
         return capacity * mask.size(3)
 
-    def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor) -> BeamReorder | None:
+    def reorder(self, incremental_state: IncrementalState, new_order: Tensor) -> BeamReorder | None:
         """Continue with the hypotheses *new_order* (B); return the effect on caches, or None before the first step."""
         if self._state not in incremental_state:
             return None

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .beam_reorder import BeamReorder, keep_sources
-from .steps import keep_keys
+from .beam_reorder import BeamReorder, IncrementalState, keep_sources
 
 
 def append(
@@ -85,13 +84,7 @@ class TargetCache(nn.Module):
         super().__init__()
         self._state = f"{uuid.uuid4()}.target"
 
-    def forward(
-        self,
-        incremental_state: dict[str, dict[str, Tensor | None]],
-        new: Tensor,
-        place: Tensor | None = None,
-        caller_checks_nan: bool = False,
-    ) -> Tensor:
+    def forward(self, incremental_state: IncrementalState, new: Tensor, place: Tensor | None = None) -> Tensor:
         """Append *new*.
 
         Args:
@@ -99,7 +92,6 @@ class TargetCache(nn.Module):
             new: keys and values (2 x B x H x N x D) of N positions, or of the N hypotheses of a sentence at one
                 position
             place: indices of *new* in a cache of a fixed capacity (N)
-            caller_checks_nan: the caller checks for NaN, and discards the cache if there is any
 
         Returns:
             the whole cache, 2 x B x H x T x D; with *place*, T is its capacity
@@ -108,7 +100,7 @@ class TargetCache(nn.Module):
         cache, buffer = (None, None) if saved is None else (saved["cache"], saved["buffer"])
         if place is not None and cache is not None:
             return cache.index_copy_(3, place, torch.nan_to_num(new, 0.0, 0.0, 0.0))
-        cache, buffer = append(cache, buffer, new, finite=not caller_checks_nan)
+        cache, buffer = append(cache, buffer, new, finite=True)
         incremental_state[self._state] = {"cache": cache, "buffer": buffer}
         return cache
 
@@ -126,12 +118,12 @@ class TargetCache(nn.Module):
         incremental_state[self._state] = {"cache": buffer.narrow(3, 0, length), "buffer": buffer}
         return buffer
 
-    def length(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> int:
+    def length(self, incremental_state: IncrementalState) -> int:
         """Return the number of keys so far, summed over the hypotheses if they share the cache."""
         saved = incremental_state.get(self._state)
         return 0 if saved is None else saved["cache"].size(3)
 
-    def reserve(self, incremental_state: dict[str, dict[str, Tensor | None]], keys: int) -> None:
+    def reserve(self, incremental_state: IncrementalState, keys: int) -> None:
         """Extend the cache to *keys* keys, its size from now on; keys not in use are 0."""
         saved = incremental_state[self._state]
         cache = saved["cache"]
@@ -139,7 +131,7 @@ class TargetCache(nn.Module):
         room.narrow(3, 0, cache.size(3)).copy_(cache)
         saved["cache"], saved["buffer"] = room, None
 
-    def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
+    def reorder(self, incremental_state: IncrementalState, order: BeamReorder) -> None:
         """Continue with the hypotheses of *order*."""
         keeps = order.mask is not None and order.sources is None and order.copies == 1 and not order.splits_sentences
         if keeps or self._state not in incremental_state:
@@ -167,9 +159,7 @@ class SourceCache(nn.Module):
         super().__init__()
         self._state = f"{uuid.uuid4()}.source"
 
-    def forward(
-        self, incremental_state: dict[str, dict[str, Tensor | None]]
-    ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
+    def forward(self, incremental_state: IncrementalState) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
         """Return keys and values (sources x H x S x D) and the bias of the scores; None if nothing is stored yet."""
         saved = self.saved(incremental_state)
         return None if saved is None else (saved["key"], saved.get("value"), saved["bias"])
@@ -178,24 +168,30 @@ class SourceCache(nn.Module):
         """Return the stored dictionary, which a change replaces by a new one; None if nothing is stored yet."""
         return incremental_state.get(self._state)
 
-    def keep(
-        self,
-        incremental_state: dict[str, dict[str, Tensor | None]],
-        key: Tensor,
-        value: Tensor | None,
-        bias: Tensor | None,
-    ) -> None:
+    def keep(self, incremental_state: IncrementalState, key: Tensor, value: Tensor | None, bias: Tensor | None) -> None:
         """Store the keys, values and bias that :meth:`forward` returns."""
         if bias is not None:  # fused attention copies it at each step if its rows are not aligned to multiples of 16;
             # always a copy: all layers receive the same tensor, and each reorders its own
             bias = F.pad(bias, [0, -bias.size(-1) % 16]).narrow(-1, 0, bias.size(-1))
         incremental_state[self._state] = {"key": key, "value": value, "bias": bias}
 
-    def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
+    def reorder(self, incremental_state: IncrementalState, order: BeamReorder) -> None:
         """Continue with the sources of *order*."""
         saved = None if order.sources is None else self.forward(incremental_state)
         if saved is not None:
             key, value, bias = saved
             bias = keep_sources(bias, 0, order) if bias is not None else None
             value = None if value is None else keep_sources(value, 0, order)
-            self.keep(incremental_state, keep_keys(key, order), value, bias)
+            self.keep(incremental_state, _keep_keys(key, order), value, bias)
+
+
+def by_column(k: Tensor) -> Tensor:
+    """Lay out keys (B x H x S x D) for the products of many decoding steps: on a CPU, as D x S."""
+    return k.contiguous() if k.is_cuda else k.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+def _keep_keys(k: Tensor, order: BeamReorder) -> Tensor:
+    """Select the keys of the sources of *order*, in their present layout."""
+    if k.is_contiguous():
+        return keep_sources(k, 0, order)
+    return keep_sources(k.transpose(2, 3), 0, order).transpose(2, 3)

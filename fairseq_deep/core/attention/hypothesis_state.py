@@ -5,7 +5,7 @@ import uuid
 import torch
 from torch import Tensor, nn
 
-from .beam_reorder import BeamReorder
+from .beam_reorder import BeamReorder, IncrementalState
 
 
 class HypothesisState(nn.Module):
@@ -24,18 +24,16 @@ class HypothesisState(nn.Module):
         self.width, self.counts_words = width, counts_words
         self._state = f"{uuid.uuid4()}.{name}"
 
-    def previous(
-        self, incremental_state: dict[str, dict[str, Tensor | None]], like: Tensor, dtype: torch.dtype
-    ) -> Tensor:
+    def previous(self, incremental_state: IncrementalState, like: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the vectors (1 x B x C) of the position before *like* (1 x B x C)."""
         vector = incremental_state[self._state][self.field] if self._state in incremental_state else None
         return torch.zeros(like.shape, dtype=dtype, device=like.device) if vector is None else vector
 
-    def keep(self, incremental_state: dict[str, dict[str, Tensor | None]], vector: Tensor) -> None:
+    def keep(self, incremental_state: IncrementalState, vector: Tensor) -> None:
         """Store the *vector* of each hypothesis (1 x B x C) for the next position."""
         incremental_state[self._state] = {self.field: vector}
 
-    def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
+    def reorder(self, incremental_state: IncrementalState, order: BeamReorder) -> None:
         """Continue with the vectors of the hypotheses of *order*."""
         hypotheses = order.beam_indices
         if self._state in incremental_state and hypotheses is not None:

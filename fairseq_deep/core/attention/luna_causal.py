@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.compat import is_compiling
-from fairseq_deep.core.dropout import fast_dropout
 from fairseq_deep.core.keep_fp32 import widened
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
@@ -104,7 +103,7 @@ class LunaCausalAttention(TargetAttention, MultiheadAttention):
             words = padding.logical_not().view(padding.size(0), 1, -1, 1)
             alpha = alpha * words
             count = words.to(wide).cumsum(2).clamp(min=1.0)
-        alpha = self._drop(alpha)
+        alpha = self.dropout_module(alpha)
         weights = self._weights(causal_means(q, k, alpha, count), bias)
         return self._joined(causal_means(weights, alpha, v, count), q.dtype, x)
 
@@ -113,7 +112,7 @@ class LunaCausalAttention(TargetAttention, MultiheadAttention):
         q, k, v, alpha, bias = self._inputs(x, memory, memory_padding, state)
         count = step.count
         shape = (k.size(0), 2, k.size(1), k.size(3), alpha.size(3))
-        own = torch.stack([k, v], dim=1).transpose(-1, -2).to(count.dtype) * self._drop(alpha).unsqueeze(1)
+        own = torch.stack([k, v], dim=1).transpose(-1, -2).to(count.dtype) * self.dropout_module(alpha).unsqueeze(1)
         own = own.flatten(1).unsqueeze(0)
         means = torch.lerp(self.means.previous(state, own, count.dtype), own, step.words / count)
         self.means.keep(state, means)
@@ -142,12 +141,7 @@ class LunaCausalAttention(TargetAttention, MultiheadAttention):
         """Return w: a softmax at least in fp32, with dropout; *bias*: one row per source, for all its hypotheses."""
         if bias is not None:
             scores = (scores.unflatten(0, (bias.size(0), -1)) + bias.unsqueeze(1)).flatten(0, 1)
-        return self._drop(torch.softmax(widened(scores), dim=-1).to(scores.dtype))
-
-    def _drop(self, x: Tensor) -> Tensor:
-        if not self.dropout or not (self.training or self.retain_dropout):
-            return x
-        return fast_dropout(x, self.dropout) if self.fast_dropout else F.dropout(x, self.dropout)
+        return self.dropout_module(torch.softmax(widened(scores), dim=-1).to(scores.dtype))
 
 
 @DECODER_ATTENTIONS.register("luna")

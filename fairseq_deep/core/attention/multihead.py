@@ -15,16 +15,16 @@ position sees later ones.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.compat import is_compiling
-from fairseq_deep.core.dropout import fast_dropout
+from fairseq_deep.core.dropout import Dropout
 from fairseq_deep.core.native.steps import NativeAttention
 from fairseq_deep.core.norms import RmsNorm
 
+from .beam_reorder import IncrementalState
 from .beams import DecodingStep
-from .cache import SourceCache, TargetCache
+from .cache import SourceCache, TargetCache, by_column
 from .groups import as_bias, as_heads, as_queries
 from .joined import join_projections
 from .masks import future_mask, padding_bias
@@ -32,7 +32,6 @@ from .options import PLAIN, AttentionOptions
 from .products import attend_fused, attend_plainly, attention_weights, fuses_steps, trains_plainly
 from .relative import all_distances, relative_values, score_distances, step_distances
 from .rotary import RotaryPositions
-from .steps import by_column, step_rows, takes_rows
 from .value_residual import FirstValues, ValueResidual
 
 
@@ -52,9 +51,7 @@ class MultiheadAttention(nn.Module):
         super().__init__()
         self.num_heads, self.kv_heads = num_heads, options.kv_heads or num_heads
         self.head_dim = dim // num_heads
-        self.dropout = options.dropout
-        self.retain_dropout = False
-        self.fast_dropout = False  # set by --fast-dropout
+        self.dropout_module = Dropout(options.dropout, "MultiheadAttention")
         self.q_proj = nn.Linear(dim, dim, bias=options.bias)
         self.k_proj = nn.Linear(kdim or dim, self.kv_heads * self.head_dim, bias=options.bias)
         self.v_proj = nn.Linear(kdim or dim, self.kv_heads * self.head_dim, bias=options.bias)
@@ -100,7 +97,7 @@ class MultiheadAttention(nn.Module):
         memory: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
-        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        incremental_state: IncrementalState | None = None,
         need_weights: bool = False,
         added: Tensor | None = None,
         step: DecodingStep | None = None,
@@ -126,9 +123,6 @@ class MultiheadAttention(nn.Module):
         Returns:
             T x B x C, and the weights (H x B x T x S, fp32) or None
         """
-        usual = not need_weights and attn_mask is None and incremental_state is not None
-        if usual and not fuses_steps(query) and takes_rows(self, query, memory, step):
-            return step_rows(self, query, memory, key_padding_mask, incremental_state, added, step, values), None
         beam = 1
         if memory is None:
             mask = None if step is None else step.mask
@@ -192,15 +186,14 @@ class MultiheadAttention(nn.Module):
         causal: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the outputs of the heads (B x H x T x D), and their weights (B x H x T x S) if needed."""
-        dropout = self.dropout if self.training or self.retain_dropout else 0.0
-        of_values = self.relative_values
-        fast = self.fast_dropout and dropout > 0 and not is_compiling()
+        dropout, of_values = self.dropout_module.active, self.relative_values
+        fast = self.dropout_module.fast and dropout > 0 and not is_compiling()
         if not need_weights and of_values is None and (not decoding or fuses_steps(q)) and not fast:
             if self.training and trains_plainly(q, key.size(2)):
                 return attend_plainly(q, key, value, bias, dropout, causal), None
             return attend_fused(q, key, value, bias, dropout, causal), None
         weights = attention_weights(q, key, future_mask(q.size(2), key.size(2), q) if causal else bias)
-        dropped = fast_dropout(weights.to(q.dtype), dropout) if fast else F.dropout(weights.to(q.dtype), dropout)
+        dropped = self.dropout_module(weights.to(q.dtype))
         x = torch.matmul(dropped, value)
         if of_values is not None and distances is None:
             vectors = all_distances(of_values, self.farthest, q.size(2))
@@ -226,7 +219,7 @@ class MultiheadAttention(nn.Module):
     def _own(
         self,
         query: Tensor,
-        incremental_state: dict[str, dict[str, Tensor | None]] | None,
+        incremental_state: IncrementalState | None,
         mask: Tensor | None,
         place: Tensor | None,
         values: FirstValues | None,
@@ -278,7 +271,7 @@ class MultiheadAttention(nn.Module):
         q: Tensor,
         memory: Tensor,
         padding: Tensor | None,
-        incremental_state: dict[str, dict[str, Tensor | None]] | None,
+        incremental_state: IncrementalState | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return keys and values (sources x H x S x D) of the memory, and the bias that hides padding.
 
@@ -312,12 +305,8 @@ class MultiheadAttention(nn.Module):
             return None
         return padding_bias(padding, q.dtype) if padding.dim() == 2 else padding.to(q.dtype)
 
-    def make_generation_fast_(
-        self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **kwargs
-    ) -> None:
-        """Join projections for generation; apply fairseq's ``--retain-dropout``."""
-        named = retain_dropout_modules is None or "MultiheadAttention" in retain_dropout_modules
-        self.retain_dropout = retain_dropout and named
+    def make_generation_fast_(self, **_) -> None:
+        """Join projections for generation; also called by fairseq."""
         parts = [self.q_proj, self.k_proj, self.v_proj]
         if self.of_memory or self.qkv_proj is not None or not all(type(part) is nn.Linear for part in parts):
             return

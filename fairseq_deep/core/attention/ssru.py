@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fairseq_deep.core.keep_fp32 import widened
 from fairseq_deep.core.stack import Stack
 
+from .beam_reorder import IncrementalState
 from .beams import DecodingStep
 from .decoder import DECODER_ATTENTIONS, SelfThenSource
 from .hypothesis_state import HypothesisState
@@ -52,7 +53,7 @@ class Ssru(TargetAttention, HypothesisState):
             z = z.masked_fill(padding.t().unsqueeze(-1), float("inf"))
         return torch.relu(gated_recurrence(z, v).to(dtype))
 
-    def next(self, x: Tensor, state: dict[str, dict[str, Tensor | None]], step: DecodingStep) -> Tensor:
+    def next(self, x: Tensor, state: IncrementalState, step: DecodingStep) -> Tensor:
         z, v, dtype = self._inputs(x)
         before = self.previous(state, v, v.dtype)
         c = torch.where(step.words, torch.lerp(v, before, torch.sigmoid(z)), before)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.registry import UsageError
 
+from .beam_reorder import IncrementalState
 from .beams import DecodingStep
 
 
@@ -29,7 +30,7 @@ class TargetAttention(nn.Module):
         query: Tensor,
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
-        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        incremental_state: IncrementalState | None = None,
         step: DecodingStep | None = None,
         causal: bool = False,
         **memory: Any,
@@ -62,6 +63,6 @@ class TargetAttention(nn.Module):
         """Return the outputs (T x B x C) for all positions *x* (T x B x C); *padding*: B x T, or None."""
         raise NotImplementedError
 
-    def next(self, x: Tensor, state: dict[str, dict[str, Tensor | None]], step: DecodingStep, **memory: Any) -> Tensor:
+    def next(self, x: Tensor, state: IncrementalState, step: DecodingStep, **memory: Any) -> Tensor:
         """Return the output (1 x B x C) for the next position *x* (1 x B x C), and update *state*."""
         raise NotImplementedError

@@ -26,7 +26,8 @@ def describe_attention(attention: nn.Module, reads: Reads) -> AttentionStruct:
     """
     if "kernels" not in type(attention).__dict__:  # a mean, a recurrence or another attention
         raise Unsupported
-    if reads(attention, "dropout") > 0 and (reads(attention, "training") or reads(attention, "retain_dropout")):
+    dropout = reads(attention, "dropout_module")
+    if reads(dropout, "p") > 0 and (reads(dropout, "training") or reads(dropout, "apply_during_inference")):
         raise Unsupported
     if any(reads(attention, name) is not None for name in EXTRAS):
         raise Unsupported
