@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from .attention import FirstValues, HypothesisState, MultiheadAttention, SharedBeamState
-from .attention.luna import hidden_rows
 from .attention.masks import check_later, future_mask, is_sync_free, padding_bias, product_type
 from .decoding import CompiledSteps, unpack_linear
 from .decoding_state import DecodingState, Source
@@ -234,11 +233,10 @@ class Decoder(TransformerStack):
         Raises:
             UsageError: the dictionary lacks the languages that the norms depend on
         """
-        encoded = encoder_out or {}
-        memory, languages = (encoded[name][0] if encoded.get(name) else None for name in ("encoder_out", "languages"))
-        if self.stack.language_norm and languages is None:
+        source = Source.of(encoder_out or {}, self.packs)
+        if self.stack.language_norm and source.languages is None:
             raise UsageError("--language-norm requires languages in encoder_out: pass the encoder's whole output")
-        return Source(memory, self.memory_padding(encoded), encoded.get("encoder_memories", []), languages)
+        return source
 
     def _aligned(self, layer: int | None, heads: int | None, decoding: bool) -> tuple[int, int | None]:
         """Return the index of the module that returns attention weights (-1 for none), and the number of heads."""
@@ -248,13 +246,6 @@ class Decoder(TransformerStack):
             wanted = (self.need_attn or not decoding) and (self.aligns or not self.training)
             layer, heads = (self.alignment_layer if wanted else -1), heads or self.alignment_heads
         return (layer * self.modules_per_layer + self.source_offset if layer >= 0 else -1), heads
-
-    def memory_padding(self, encoded: dict[str, list[Tensor]]) -> Tensor | None:
-        """Return the padding of the memories, B x S, for the *encoded* source; None if there is no padding mask."""
-        if not encoded.get("encoder_padding_mask"):
-            return None
-        padding = encoded["encoder_padding_mask"][0]
-        return hidden_rows(padding, encoded["encoder_memories"][0].size(0) // 2) if self.packs else padding
 
     def _whole(self, tokens: Tensor, causal: bool, source: Source, aligned: int):
         """Run all positions of *tokens* (B x T); see :meth:`run_layers`."""

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from .attention.luna import hidden_rows
+
 
 class Source(NamedTuple):
     """The encoded batch, as the decoder reads it.
@@ -30,6 +32,16 @@ class Source(NamedTuple):
     padding: Tensor | None
     memories: list[Tensor]
     languages: Tensor | None
+
+    @classmethod
+    def of(cls, encoded: dict[str, list[Tensor]], packs: bool) -> Source:
+        """Return what a decoder reads of the encoder's dictionary; with *packs*, its memories are packed sources."""
+        names = ("encoder_out", "encoder_padding_mask", "languages")
+        memory, padding, languages = (encoded[name][0] if encoded.get(name) else None for name in names)
+        memories = encoded.get("encoder_memories", [])
+        if packs and padding is not None:
+            padding = hidden_rows(padding, memories[0].size(0) // 2)
+        return cls(memory, padding, memories, languages)
 
 
 class DecodingState:

@@ -63,7 +63,7 @@ class SourceProgram(nn.Module):
     def __init__(self, model: nn.Module, beam: int, capacity: int):
         super().__init__()
         decoder, self.encoder, self.names, self.attentions = model.decoder, model.encoder, [], nn.ModuleList()
-        self.caches, self.padding = _caches(decoder, beam, capacity), decoder.memory_padding
+        self.caches, self.packs = _caches(decoder, beam, capacity), decoder.packs
         for index, layer in enumerate(decoder.layers):
             for name, module in layer.named_modules():
                 if isinstance(module, MultiheadAttention) and module.of_memory:
@@ -74,7 +74,7 @@ class SourceProgram(nn.Module):
         """Run the program."""
         encoded = self.encoder(src_tokens)
         memory = encoded["encoder_out"][0]
-        source = {"padding": padding_bias(self.padding(encoded), memory.dtype)}
+        source = {"padding": padding_bias(Source.of(encoded, self.packs).padding, memory.dtype)}
         if "languages" in encoded:
             source["languages"] = encoded["languages"][0]
         for (name, layer), attention in zip(self.names, self.attentions):

@@ -39,16 +39,16 @@ def build_layer(stack: Stack, init: Init, number: int) -> list[nn.Module]:
             f"--layer-agg {stack.aggregator.name} has feed-forward sub-layers without residual connection: "
             "set split in its layout"
         )
-    if stack.side == "encoder":
-        return [AttentionEncoderLayer(stack)]
-    return [(ParallelAttentionDecoderLayer if stack.parallel_attention else AttentionDecoderLayer)(stack)]
+    return [_non_residual_sublayer(stack, "+".join(stack.sublayers))]
 
 
 def _non_residual_sublayer(stack: Stack, name: str) -> nn.Module:
-    if name == "ffn":
-        return (EncoderFeedForward if stack.side == "encoder" else DecoderFeedForward)(stack)
-    if stack.side == "encoder":
-        return AttentionEncoderLayer(stack)
-    if name == "merged":
-        return ParallelAttentionDecoderLayer(stack)
-    return AttentionDecoderLayer(stack, attends_to_self=name == "self", attends_to_source=name == "cross")
+    kinds = {
+        ("encoder", "self"): AttentionEncoderLayer,
+        ("encoder", "ffn"): EncoderFeedForward,
+        ("decoder", "merged"): ParallelAttentionDecoderLayer,
+        ("decoder", "ffn"): DecoderFeedForward,
+    }
+    if (stack.side, name) in kinds:
+        return kinds[stack.side, name](stack)
+    return AttentionDecoderLayer(stack, attends_to_self="self" in name, attends_to_source="cross" in name)

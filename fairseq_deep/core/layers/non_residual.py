@@ -56,7 +56,6 @@ class AttentionEncoderLayer(nn.Module):
         return self.dropout_module(x)
 
 
-
 class AttentionDecoderLayer(nn.Module):
     """Masked self-attention and attention to the source, or one of them, each with dropout.
 
@@ -126,7 +125,7 @@ class EncoderFeedForward(FeedForward):
     """The feed-forward network of an encoder layer; no residual connection.
 
     Args:
-        stack: the encoder
+        stack: the stack of the layer
     """
 
     def __init__(self, stack: Stack):
@@ -144,18 +143,9 @@ class EncoderFeedForward(FeedForward):
         return self.ffn(normalise(self.final_layer_norm, x, languages))
 
 
-
-class DecoderFeedForward(FeedForward):
-    """The feed-forward network of a decoder layer; no residual connection.
-
-    Args:
-        stack: the decoder
-    """
-
-    def __init__(self, stack: Stack):
-        super().__init__(stack)
-        self.final_layer_norm = build_norm(stack, stack.layout.input_norm)
+class DecoderFeedForward(EncoderFeedForward):
+    """The feed-forward network of a decoder layer; no residual connection."""
 
     def forward(self, x: Tensor, context: DecoderContext, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the FFN of *x* (T x B x C), and None; see :meth:`DecoderLayer.forward`."""
-        return self.ffn(normalise(self.final_layer_norm, x, context.languages)), None
+        return super().forward(x, None, context.languages), None
