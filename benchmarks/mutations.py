@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
     "core/aggregators": "aggregators aggregator_states dlcl running_sums aggregation lstm ode mlrf routing bare "
     "residual_dual attention_residual hyper_connections mudd gtrans depth_record layer_drop "
-    "plain_pytorch toy_methods memories inits dropout whole_models golden methods",
+    "plain_pytorch toy_methods memories inits dropout half_precision whole_models golden methods",
     "core/attention": "attention beams average ssru masks luna layer_options alignment decoding decoder_attentions "
     "golden generator steps whole_models methods",
     "core/search": "hypotheses generator",

@@ -1,9 +1,8 @@
-"""The ODE Transformer: order of accuracy, coefficients, half precision, the decoder's part.
+"""The ODE Transformer: order of accuracy, coefficients, the decoder's part.
 
 Its equations are proven in ``test_aggregators.py``.
 """
 
-import copy
 
 import pytest
 import torch
@@ -13,9 +12,8 @@ from fairseq_deep.core.aggregators.ode import Ode
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import MethodConfig, Stack
 from tests.helpers.aggregators import run
-from tests.helpers.tensors import randomise
 
-T, B, C, L = 7, 3, 12, 5
+C, L = 12, 5
 # method: its options, and evaluations of a layer
 METHODS = {"rk3": ({}, 3), "rk4": ({}, 4), **dict.fromkeys(("rk2", "rk2-learned", "rk2-init"), ({}, 2))}
 METHODS |= {f"ema{order}": ({"order": order}, order) for order in (1, 2, 3, 4)}
@@ -71,27 +69,6 @@ def test_a_decoder_evaluates_once_and_is_its_history(name):
     assert {key.partition(".")[0] for key in decoder.state_dict()} == {"inner"} and decoder.inner.window == 2
     assert torch.equal(decoder.weights(), decoder.inner.weights())
     assert decoder.record().keys() == {"newest", "previous", "older", "embedding"}
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", METHODS)
-def test_half_precision_takes_differences_in_fp32(name, dtype):
-    """Sums are rounded once: next to x = 100, changes of 1 are not lost."""
-    aggregator = randomise(make(name, history="dlcl"))
-    half, exact = copy.deepcopy(aggregator).to(dtype), copy.deepcopy(aggregator).double()
-    x, outputs, eps = (100 * torch.randn(T, B, C)).to(dtype), [], torch.finfo(dtype).eps
-    for _ in range(aggregator.num_evaluations):
-        point = half.next_input(x, outputs)
-        rounded = exact.next_input(x.double(), [output.double() for output in outputs])
-        assert point.dtype == dtype
-        torch.testing.assert_close(point.double(), rounded, rtol=0.51 * eps, atol=1e-4)
-        outputs.append((point + torch.randn_like(point)).detach().requires_grad_())
-    if aggregator.num_evaluations == 2:  # more evaluations continue from points that were rounded
-        combined = exact.combine(x.double(), [output.double() for output in outputs])
-        torch.testing.assert_close(half.combine(x, outputs), combined.to(dtype), rtol=eps, atol=1e-2)
-    half.combine(x, outputs).float().square().sum().backward()
-    # Heun's method ends at (x + o_2) / 2: o_1 is where o_2 was evaluated, and nothing else
-    assert [leaf.grad is None for leaf in outputs] == [name == "rk2", False, False, False][: len(outputs)]
 
 
 def test_the_check_comes_before_a_model_is_built(monkeypatch):
