@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
         except UsageError:
             raise
         except Exception as error:  # an invalid file raises any exception
-            reason = one_line(error)
-            raise UsageError(f"cannot read {path} ({type(error).__name__}: {printable(reason)})") from error
+            told = getattr(error, "strerror", None) or f"{type(error).__name__}: {one_line(error, 200)}"
+            raise UsageError(f"cannot read {path}: {told}; copy it again") from error
         rows += [("unusual", problem) for problem in problems[:_MOST]]
         if len(problems) > _MOST:
             rows.append(("unusual", f"{len(problems) - _MOST:,} more findings"))
@@ -76,25 +76,16 @@ def describe(path: str) -> tuple[list[tuple[str, str]], list[str]]:
         return [("kind", f"model for {program}"), ("uninspected", files)], []
     if packaged.is_package(path):
         return _package(packaged.folder_of(path))
-    try:
-        mode = os.stat(path).st_mode  # opening a FIFO would block until another process writes to it
-        if stat.S_ISDIR(mode):
-            return _folder(path)
-        if not stat.S_ISREG(mode):
-            raise UsageError(f"cannot read {path}: it must be a regular file or a directory")
-        with open(path, "rb") as stream:
-            start = stream.read(4)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    mode = os.stat(path).st_mode  # opening a FIFO would block until another process writes to it
+    if stat.S_ISDIR(mode):
+        return _folder(path)
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"cannot read {path}: it must be a regular file or a directory")
     check_fairseq()
-    if start != _ZIP and tarfile.is_tarfile(path):
-        return _archive(path)
-    try:
-        with open(path, "rb") as stream:
-            row, rows, problems = _checkpoint(stream)
-    except Exception as error:  # a corrupt file raises any exception
-        reason = one_line(error, 200)
-        raise UsageError(f"{path} is not a readable checkpoint ({type(error).__name__}: {reason})") from error
+    with open(path, "rb") as stream:
+        if stream.read(4) != _ZIP and tarfile.is_tarfile(path):
+            return _archive(path)
+        row, rows, problems = _checkpoint(stream)
     return [("kind", row), *rows], problems
 
 
@@ -165,24 +156,21 @@ def _archive(path: str) -> tuple[list[tuple[str, str]], list[str]]:
     from fairseq import safe_files
 
     names, problems, total, dark = [], [], 0, []
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                names.append(member.name)
-                total += member.size
-                if printable(member.name, None) != member.name:
-                    problems.append(f"{member.name} is a name with control characters")
-                try:
-                    safe_files.checked(member, path)
-                except pickle.UnpicklingError as error:
-                    problems.append(one_line(error))
-                opened = archive.extractfile(member) if member.isreg() else None
-                if opened is not None:
-                    found = _member(opened, member.name)
-                    dark += [member.name] if found is None else []
-                    problems += [f"{member.name}: {problem}" for problem in found or ()]
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise UsageError(f"{path} is a truncated or invalid archive ({printable(error)})") from error
+    with tarfile.open(path) as archive:
+        for member in archive:
+            names.append(member.name)
+            total += member.size
+            if printable(member.name, None) != member.name:
+                problems.append(f"{member.name} is a name with control characters")
+            try:
+                safe_files.checked(member, path)
+            except pickle.UnpicklingError as error:
+                problems.append(one_line(error))
+            opened = archive.extractfile(member) if member.isreg() else None
+            if opened is not None:
+                found = _member(opened, member.name)
+                dark += [member.name] if found is None else []
+                problems += [f"{member.name}: {problem}" for problem in found or ()]
     rows = [("kind", f"archive, {len(names)} entries, {total:,} bytes unpacked"), ("holds", ", ".join(names))]
     return rows + [("uninspected", ", ".join(dark))] * bool(dark), problems
 

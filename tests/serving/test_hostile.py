@@ -36,6 +36,7 @@ BAD = {
     "unknown source": ({"source": "xx\x1b"}, JSON, 400, r"'xx\x1b' is not supported; choose from de, en"),
     "unknown target": ({"target": "en"}, JSON, 400, "not supported from en; choose from de"),
     "html": ({"format": "html"}, JSON, 400, "only 'text' is supported, not 'html'"),
+    "alternatives is negative": ({"alternatives": -1}, JSON, 400, "alternatives must be a whole number"),
     "alternatives is true": ({"alternatives": True}, JSON, 400, "alternatives must be a whole number"),
     "alternatives is a string": ({"alternatives": "1"}, JSON, 400, "alternatives must be a whole number"),
     "too many characters": ({"q": ["x" * 5001] * 2}, JSON, 400, "10,002 characters, more than 10,000"),

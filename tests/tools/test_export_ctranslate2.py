@@ -12,7 +12,6 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_deep import cli
-from fairseq_deep.tools.alternatives import OTHERS
 from tests.helpers.commands import run, train_command
 from tests.helpers.docs import code_of
 from tests.helpers.exports import write_model
@@ -187,14 +186,6 @@ def test_quantised_weights_are_smaller_and_near(make, export):
         assert (found - expected).abs().max() < (0.1 if quantization == "int8" else 0.01), quantization
     assert (scores_with_avx2(output, units) - found).abs().max() < 1e-3, "sums overflow"
     assert sizes["int8"] < sizes["float16"] < sizes["float32"]
-
-
-def test_the_alternatives_take_what_ctranslate2_refuses(make, command):
-    _, folder = make("prenorm_6l", qk_norm=True)
-    words = [folder / "model.pt", "--tokenizer", "none", "--output"]
-    assert OTHERS == "use --format torch, or fairseq-deep package (most models)"
-    assert command("export", *words, folder / "model.pt2", "--format", "torch", "--verify-sentences", 3)[0] == 0
-    assert command("package", *words, folder / "package")[0] == 0
 
 
 @pytest.fixture(scope="module")

@@ -122,25 +122,3 @@ def test_before_the_end(tmp_path):
     (folder / "logs/4-train.log").write_text("2026-11-27 | INFO | fairseq.tasks.text_to_speech | loading\n")
     page = report(folder)
     assert "has not come to its end" in page.text and "svg" not in page.tags and "Translations" not in page.text
-
-
-@pytest.mark.parametrize(
-    "spoil, words, part",
-    [
-        (lambda run: (run / "train.sh").unlink(), (), "has no train.sh"),
-        (lambda run: (run / "RESULT.json").write_text("{"), (), "RESULT.json: not valid JSON"),
-        (lambda run: (run / "RESULT.json").write_text('{"data": {"sets": {"a": 1}}}'), (), "data.sets.a is 1, not"),
-        (lambda run: (run / "test.hyp.de").write_text("x\n"), (), "differ in length"),
-        (lambda run: (run / "train.sh").write_text("fairseq-train 'x\n"), (), "was not written by a recipe"),
-        (lambda run: None, ("--output", "RUN/train.sh"), "give another name"),
-        (lambda run: None, ("--generate-output", "RUN/train.sh"), "has no line 'H-...'"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path, capsys, spoil, words, part):
-    folder = make_run(tmp_path / "job")
-    spoil(folder)
-    before = sorted(path.name for path in folder.iterdir())
-    assert main(["report", str(folder), *(word.replace("RUN", str(folder)) for word in words)]) == 2
-    said = capsys.readouterr().err
-    assert part in said and said.count("\n") == 1
-    assert sorted(path.name for path in folder.iterdir()) == before

@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from fairseq_deep.cli import main  # noqa: E402
 from fairseq_deep.runtime import Translator  # noqa: E402
 from tests.helpers.serving import ServerProcess, http, parsed, random_lines, write_package  # noqa: E402
 
@@ -154,29 +153,6 @@ def test_a_port_in_use(packages, refused):
     with socket.create_server(("127.0.0.1", 0)) as other:
         line = refused("serve", packages[0], "--port", other.getsockname()[1])
     assert "cannot listen on 127.0.0.1:" in line and "address already in use; choose another --host or --port" in line
-    line = refused("serve", packages[0], "--host", "no.such.host.invalid")
-    assert "cannot listen on no.such.host.invalid:5000: " in line
-
-
-def test_models_and_pairs(packages, tmp_path, refused):
-    there, back = packages
-    free = ["--port", 0, "--cpu"]
-    line = refused("serve", there, back, there, *free)
-    assert f"{there} and {there} both translate en to de; omit one" in line
-    assert "--pair is given 1 times for 2 models" in refused("serve", there, back, "--pair", "en:de", *free)
-    assert "translates en to de, not de to en" in refused("serve", there, "--pair", "de:en", *free)
-    assert f"{tmp_path / 'none'} does not exist" in refused("serve", tmp_path / "none", *free)
-    assert "--max-queue 5 is less than --max-lines 200" in refused("serve", there, "--max-queue", 5, *free)
-
-
-@pytest.mark.parametrize("flags", [
-    ["--port", "65536"], ["--port", "x"], ["--pair", "ende"], ["--timeout", "0"], ["--cors-origin", "https://a.org/"],
-    ["--allowed-host", "mt.example:443"], ["--allowed-host", "http://mt.example"], ["--allowed-host", "*.example"],
-])  # fmt: skip
-def test_wrong_flags(flags, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["serve", "model", *flags])
-    assert stop.value.code == 2 and f"argument {flags[0]}: must be" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["prometheus_client", "starlette", "uvicorn"])
