@@ -9,6 +9,7 @@ import argparse
 import pytest
 from torch import nn
 
+from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.models import POSTNORM, PRENORM, task_of
 from tests.helpers.tensors import is_uniform
@@ -50,9 +51,8 @@ def test_inits_fill_the_matrices_of_all_sublayers(flags, init, build):
             assert is_uniform(weight, weight.size(1) ** -0.5 if init == "lipschitz" else bound, 0.9), name
 
 
-def test_flags_that_no_architecture_has_settled_add_no_norm(dictionary):
-    """As from fairseq-hydra-train."""
+def test_flags_without_effect_are_refused_without_an_architecture_too(dictionary):
     sizes = {f"{side}_{name}": 8 for side in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim")}
     flags = {**DUAL, **sizes, "encoder_normalize_before": True, "decoder_normalize_before": True}
-    model = DeepTransformerModel.build_model(argparse.Namespace(**flags), task_of(dictionary))
-    assert model.encoder.layer_norm is None and model.decoder.layer_norm is None
+    with pytest.raises(UsageError, match="^--encoder-normalize-before has no effect: --layer-agg residual-dual has its"):
+        DeepTransformerModel.build_model(argparse.Namespace(**flags), task_of(dictionary))
