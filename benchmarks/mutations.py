@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
     "core/aggregators": "aggregators aggregator_states dlcl running_sums aggregation lstm ode mlrf routing bare "
-    "residual_dual attention_residual hyper_connections mudd gtrans depth_record layer_drop "
+    "attention_residual hyper_connections mudd gtrans depth_record layer_drop "
     "plain_pytorch toy_methods memories inits dropout half_precision whole_models golden methods",
     "core/attention": "attention beams average ssru masks luna layer_options alignment decoding decoder_attentions "
     "golden generator steps whole_models methods",

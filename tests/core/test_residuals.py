@@ -14,6 +14,8 @@ from fairseq_deep.core.residuals.mix_ln import MixLN
 from fairseq_deep.core.residuals.prores import ProRes
 from fairseq_deep.core.residuals.sdu import Sdu
 from fairseq_deep.core.stack import Stack
+from fairseq_deep.plugin.training.adam import factors_of
+from fairseq_deep.plugin.training.fp16 import FP16Optimizer
 from tests.helpers.models import TINY
 from tests.helpers.residuals import B, C, T, describe, make, scores
 from tests.helpers.tensors import is_uniform
@@ -85,6 +87,21 @@ def test_completep_logs_a_deeper_base_and_unscaled_rates_once(build, caplog):
     deeper = "encoder: --residual completep, base 6 is deeper than the 2 layers: branches have the factor 1.732"
     assert caplog.messages.count(deeper) == 1 and len(caplog.messages) == 3
     assert sum("add --completep-rates" in message for message in caplog.messages) == 2
+
+
+@pytest.mark.parametrize("around", [False, True], ids=["completep", "prores around it"])
+@pytest.mark.parametrize("alpha, rate, eps", [(1.0, 1.0, 0.25), (0.5, 0.5, 0.5), (0.0, 0.25, 1.0)])
+def test_completep_gives_the_factors_of_its_table_to_the_layers(alpha, rate, eps, around, build):
+    """At m = 4 in the encoder; the decoder is as deep as its base."""
+    flags = {"residual": "prores", "prores_around": "completep"} if around else {"residual": "completep"}
+    flags = {**flags, "encoder_layers": 4, "decoder_completep_base": 2.0, "completep_alpha": alpha}
+    model = build(TINY["pre"], **flags, completep_rates=True)
+    found = {name for name, weight in model.named_parameters() if factors_of(weight) != (1.0, 1.0)}
+    assert found == {name for name, _ in model.named_parameters() if name.startswith("encoder.layers.")}
+    assert {factors_of(weight) for weight in model.encoder.layers.parameters()} == {(rate, eps)}
+    copies = FP16Optimizer.build_fp32_params(None, list(model.encoder.layers.parameters()), flatten=False)
+    assert {factors_of(weight) for weight in copies} == {(rate, eps)}
+    assert {factors_of(weight) for weight in build(TINY["pre"], **flags).parameters()} == {(1.0, 1.0)}
 
 
 def test_layernorm_scaling_and_mix_ln_count_layers():

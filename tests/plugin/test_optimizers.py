@@ -13,7 +13,7 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer as StockFP16Optimizer
 from omegaconf import OmegaConf
 
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.plugin.training.adam import FusedAdam, chunks_of, factors_of
+from fairseq_deep.plugin.training.adam import FusedAdam, chunks_of
 from fairseq_deep.plugin.training.fp16 import FP16Optimizer
 from fairseq_deep.plugin.training.muon import SCALES, Muon, is_matrix, orthogonalise, scale_of
 from fairseq_deep.plugin.training.optimizer import MuonConfig
@@ -144,21 +144,6 @@ def test_a_parameter_with_factors_has_the_steps_of_an_optimizer_of_its_own(dtype
         assert not torch.allclose(weight, other[index], rtol=1e-4, atol=1e-4)
     [group] = optimizer.state_dict()["param_groups"]
     assert group["eps"] == 1e-3
-
-
-@pytest.mark.parametrize("around", [False, True], ids=["completep", "prores around it"])
-@pytest.mark.parametrize("alpha, rate, eps", [(1.0, 1.0, 0.25), (0.5, 0.5, 0.5), (0.0, 0.25, 1.0)])
-def test_completep_gives_the_factors_of_its_table_to_the_layers(alpha, rate, eps, around, build):
-    """At m = 4 in the encoder; the decoder is as deep as its base."""
-    flags = {"residual": "prores", "prores_around": "completep"} if around else {"residual": "completep"}
-    flags = {**flags, "encoder_layers": 4, "decoder_completep_base": 2.0, "completep_alpha": alpha}
-    model = build(TINY, **flags, completep_rates=True)
-    found = {name for name, weight in model.named_parameters() if factors_of(weight) != (1.0, 1.0)}
-    assert found == {name for name, _ in model.named_parameters() if name.startswith("encoder.layers.")}
-    assert {factors_of(weight) for weight in model.encoder.layers.parameters()} == {(rate, eps)}
-    copies = FP16Optimizer.build_fp32_params(None, list(model.encoder.layers.parameters()), flatten=False)
-    assert {factors_of(weight) for weight in copies} == {(rate, eps)}
-    assert {factors_of(weight) for weight in build(TINY, **flags).parameters()} == {(1.0, 1.0)}
 
 
 @pytest.mark.parametrize("scale, ns_steps, momentum", [(SCALES[0], 5, 0.95), (SCALES[1], 5, 0.95), (SCALES[0], 1, 0)])
