@@ -92,7 +92,7 @@ EXACT = ("--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "
 
 
 def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", shares=True):
-    """A stock-style command line with the plugin added to it; *shares*: one dictionary and one embedding."""
+    """A stock-style command line with the plugin, which reads batches itself; *shares*: one dictionary and embedding."""
     narrow = NARROW if arch.startswith(("transformer_lstm", "transformer_rnn")) else NARROW + FEED_FORWARD
     narrow = narrow if shares else [flag for flag in narrow if flag != "--share-all-embeddings"]
     return [
@@ -100,7 +100,7 @@ def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", sha
         "--user-dir", PACKAGE, "--arch", arch, *narrow,
         "--optimizer", "adam", "--lr", "2e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "4",
         "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--max-tokens", "400", "--seed", "5",
-        "--save-dir", save_dir, "--cpu", "--log-format", "json", "--log-interval", "1", *flags,
+        "--save-dir", save_dir, "--cpu", "--num-workers", "0", "--log-format", "json", "--log-interval", "1", *flags,
     ]  # fmt: skip
 
 

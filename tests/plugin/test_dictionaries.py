@@ -7,7 +7,7 @@ import torch
 
 from tests.helpers.commands import PACKAGE, binarise, losses, refusal, run, saved, train_command, write_pairs
 
-EPOCH = ("--max-epoch", "1", "--num-workers", "0", "--no-epoch-checkpoints")
+EPOCH = ("--max-epoch", "1", "--no-epoch-checkpoints")
 
 
 @pytest.fixture(scope="module")

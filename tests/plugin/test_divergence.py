@@ -10,7 +10,7 @@ from fairseq_deep.recipes.compare import results
 from tests.helpers import faults
 from tests.helpers.commands import PACKAGE, losses, run, saved, train_command
 
-FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150", "--no-epoch-checkpoints")
+FLAGS = ("--max-epoch", "2", "--max-tokens", "150", "--no-epoch-checkpoints")
 
 
 def start(small, folder, *flags, poison=None):

@@ -22,7 +22,7 @@ CPU = ["--user-dir", PACKAGE, "--cpu"]
 def trained(data, tmp_path_factory):
     """A checkpoint folder, and what training printed."""
     folder = tmp_path_factory.mktemp("trained")
-    flags = ["--max-epoch", "4", "--lstm-share", "gate-encdec"]
+    flags = ["--max-epoch", "4", "--lstm-share", "gate-encdec", "--num-workers", "1"]
     return folder, run(*train_command(data, folder, *flags, arch="transformer_lstm_2l2l_tiny"))
 
 
