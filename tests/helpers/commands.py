@@ -92,7 +92,7 @@ EXACT = ("--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "
 
 
 def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", shares=True):
-    """A stock-style command line with the plugin, which reads batches itself; *shares*: one dictionary and embedding."""
+    """A command of a small training with the plugin; *shares*: one dictionary and one embedding."""
     narrow = NARROW if arch.startswith(("transformer_lstm", "transformer_rnn")) else NARROW + FEED_FORWARD
     narrow = narrow if shares else [flag for flag in narrow if flag != "--share-all-embeddings"]
     return [
