@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of SLURM on a real cluster of two nodes, both on this machine: tests/slurm.sh [argument of pytest ...]
 # Needs root, and Debian's packages slurm-wlm and munge, which it installs. Takes some minutes; --keep leaves the cluster
-# running and prints its SLURM_CONF.
+# running and prints its SLURM_CONF. Set LIMIT_MINUTES=3 on a loaded machine, where jobs start slowly.
 set -euo pipefail
 unset CDPATH
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -71,14 +72,24 @@ def updates_of(run):
 
 
 @real
-def test_an_array_ends_in_the_table_of_this_machine_also_after_scancel(corpus, tmp_path):
+def test_an_array_ends_in_the_table_of_this_machine_also_after_ctrl_c_and_scancel(corpus, tmp_path):
     """Two systems with three seeds; one run is cancelled while it trains, and resumes with the next command."""
     given = ("--seeds", "3", *SYSTEMS)
-    command = [ROOT / "examples/compare/run.sh", *words(corpus, tmp_path / "exp", *given, updates=400)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    run = tmp_path / "exp/runs/dlcl/seed1"
-    until(lambda: updates_of(run))
+
+    def start():
+        command = [ROOT / "examples/compare/run.sh", *words(corpus, tmp_path / "exp", *given, updates=400)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    runs, child = tmp_path / "exp/runs", start()
+    until((runs / "dlcl/seed3/job.json").exists)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=900)
+    said = "stopped; the jobs continue (scancel ends them); to resume: run the same command again\n"
+    assert (child.returncode, err) == (130, said)
+    run, child = runs / "dlcl/seed1", start()
     job = json.loads((run / "job.json").read_text())["job"]
+    assert f"dlcl seed 1: job {job} is in the queue\n" in child.stdout
+    until(lambda: updates_of(run))
     subprocess.run(["scancel", job], check=True)
     out, err = child.communicate(timeout=900)
     assert child.returncode == 3 and err == "error: 1 of 6 runs failed: dlcl seed 1; the same command retries them\n"
@@ -110,9 +121,10 @@ def test_the_seeds_of_a_recipe_are_an_array(corpus, tmp_path):
 
 @real
 def test_a_run_resumes_after_its_time_limit(corpus, tmp_path, monkeypatch, capsys):
-    """Of one minute; the loss is that of a run without a limit."""
+    """The loss is that of a run without a limit."""
+    limit = int(os.environ.get("LIMIT_MINUTES", "1")) / 60  # a job of a loaded machine takes long to start
     monkeypatch.setattr(cluster, "SIGNAL_SECONDS", 20)
-    for exp, more in (("exp", ["--slurm-hours", "0.0167"]), ("alone", [])):
+    for exp, more in (("exp", ["--slurm-hours", f"{limit:.4f}"]), ("alone", [])):
         given = words(corpus, tmp_path / exp, *more, SYSTEMS[0], updates=2500)
         assert driver.main(["compare", "run.sh", *given]) == 0, capsys.readouterr().err
     log = (tmp_path / "exp/runs/plain/seed1/logs/4-train.log").read_text()
