@@ -21,6 +21,7 @@ from tests.helpers.recipes import (
     assert_refused,
     check,
     environment,
+    fork_drivers,
     programs,
     recipe,
     write_pairs,
@@ -109,6 +110,7 @@ class TestStages:
         assert_gone(int(hanging.read_text()))
         assert programs(stubs) == ["fairseq-deep doctor", "fairseq-preprocess", "fairseq-train"]
         hang.unlink()
+        fork_drivers(tools)
         resume = [str(exp / "resume.sh")]
         done = subprocess.run(resume, env=environment(tools), capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr

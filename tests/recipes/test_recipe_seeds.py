@@ -158,6 +158,7 @@ class TestSeeds:
             assert re.fullmatch(r"stopped; to resume: \S+/exp/resume.sh\n", said)
         assert programs(stubs).count("fairseq-train") == 1
         hang.unlink()
+        recipes.fork_drivers(tools)
         resume = [str(tmp_path / "exp/resume.sh")]
         done = subprocess.run(resume, env=recipes.environment(tools), capture_output=True, text=True, timeout=300)
         assert done.returncode == 0 and programs(stubs).count("fairseq-train") == 2
