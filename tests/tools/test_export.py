@@ -30,7 +30,7 @@ def export(checkpoint, output):
         ("transformer_prores_18l18l", ("--prores-period", "2", "--prores-around", "completep")),
         ("transformer_deepnet_18l18l", ("--share-all-embeddings",)),
         ("transformer_deepnet_18l18l", ("--share-all-embeddings", "--encoder-learned-pos")),
-        ("transformer_admin_18l18l", ("--encoder-learned-pos", "--decoder-learned-pos")),
+        ("transformer_admin_18l18l", ("--encoder-learned-pos", "--decoder-learned-pos", "--share-all-embeddings")),
         ("transformer_admin_18l18l", ("--layernorm-embedding", "--share-decoder-input-output-embed")),
     ],
 )
