@@ -67,8 +67,6 @@ FORM = "stacks must be {side: Stack(..., side=side)"
 WRONG = [
     (stack, {"positions": "rope"}, "unknown positions rope; choose from sinusoidal, learned, none, rotary"),
     (stack, {"norm": "pre"}, "unknown --norm pre; choose from layer, rms"),
-    (stack, {"ffn": "swigelu"}, "unknown --ffn swigelu (did you mean swiglu?); choose from plain, swiglu"),
-    (stack, {"attention_gate": "head"}, "unknown --attention-gate head (did you mean heads?); choose from heads"),
     (stack, {"activation": "rleu"}, "unknown --activation-fn rleu (did you mean relu?)"),
     (stack, {"side": "enc"}, "unknown side enc (did you mean encoder?)"),
     (stack, {"dropout": 7}, "--dropout must be a number from 0 to 1 (7)"),

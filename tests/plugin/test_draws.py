@@ -18,6 +18,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
+from fairseq_deep.core import layer_options
+from fairseq_deep.core.description import AXES
+from fairseq_deep.core.fields import Range
 from tests.helpers import faults
 from tests.helpers.commands import PACKAGE, losses
 
@@ -28,26 +31,17 @@ SWITCH = (None,)
 
 
 ARCHITECTURES = [f"transformer_{name}_2l2l_tiny" for name in ("prenorm", "postnorm", "dlcl", "dlcl_postnorm", "lstm")]
-# flags whose values are words
+# options whose values are words: those that methods and layers declare, one that none has, and two with rules in code
+DECLARED = {
+    **{f"{registry.prefix(name)}_{option}": declared for registry, _ in AXES.values() for name in registry.names()
+       for option, declared in registry.get(name).options.items()}, **layer_options.OPTIONS,
+}  # fmt: skip
 WORDS = {
-    "--dlcl-init": ("avg", "one", "last", "none"),
+    **{f"--{name.replace('_', '-')}": (*declared.rule, "other") for name, declared in DECLARED.items()
+       if not isinstance(declared.rule, Range | None)},
     "--dlcl-weight-type": ("scalar", "scalar_2", "scalar_3", "scalar_16", "vector"),
-    "--lstm-glu": ("sigmoid", "gelu", "swish", "relu", "none"),
-    "--lstm-merge": ("add", "concat", "two"),
-    "--lstm-share": ("none", "gate", "gate-encdec", "all", "encdec"),
-    "--mlrf-kind": ("learned", "mean", "ffn", "multi-hop"),
-    "--mlrf-weights": ("softmax", "linear"),
-    "--ode-method": ("rk2", "rk4", "rk2-learned", "rk2-init", "ema", "euler"),
-    "--ode-history": ("residual", "dlcl"),
-    "--routing-kind": ("em", "dynamic"),
-    "--hyper-connections-kind": ("dynamic", "static", "manifold"),
     "--admin-start": ("logn", "1", "n", "profile"),
-    "--depth-scaled-kind": ("marian", "gpt2"),
-    "--lipschitz-embeddings": ("lipschitz", "normal"),
-    "--highway-form": ("gate", "attention"),
-    "--sdu-activation": ("sigmoid", "tanh"),
-    "--prores-around": ("plain", "completep", "layernorm-scaling", "sdu"),
-}
+}  # fmt: skip
 # flags of fairseq's Transformer whose values are words, or that would be refused with nearly all numbers
 FAIRSEQS = {
     **{f"--{side}-{name}": values for side in ("encoder", "decoder") for name, values in {
