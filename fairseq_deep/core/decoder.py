@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from .attention import FirstValues, HypothesisState, MultiheadAttention, SharedBeamState
-from .attention.masks import check_later, future_mask, is_sync_free, padding_bias, product_type
+from .attention.masks import future_mask, padding_bias, product_type, seen_padding
 from .decoding import CompiledSteps, unpack_linear
 from .decoding_state import DecodingState, Source
 from .languages import languages_of, reorder_languages
@@ -101,11 +103,9 @@ class Decoder(TransformerStack):
         encoder_out: dict[str, list[Tensor]] | None = None,
         incremental_state: dict | None = None,
         features_only: bool = False,
-        full_context_alignment: bool = False,
-        alignment_layer: int | None = None,
-        alignment_heads: int | None = None,
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
+        **alignment: Any,
     ) -> tuple[Tensor, dict]:
         """Return scores at each position (B x T x V), and the dictionary of :meth:`extract_features`.
 
@@ -113,9 +113,7 @@ class Decoder(TransformerStack):
             features_only: return features instead of scores
             src_lengths, return_all_hiddens: not used
         """
-        x, extra = self.extract_features(
-            prev_output_tokens, encoder_out, incremental_state, full_context_alignment, alignment_layer, alignment_heads
-        )
+        x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state, **alignment)
         return x if features_only else self.output_layer(x), extra
 
     def output_layer(self, features: Tensor) -> Tensor:
@@ -139,10 +137,7 @@ class Decoder(TransformerStack):
             x = self.project_in_dim(x)
         if positions is not None:
             x = x + positions
-        if self.layernorm_embedding is not None:
-            languages = None if languages is None else languages.unsqueeze(1)
-            x = normalise(self.layernorm_embedding, x, languages)
-        return self.dropout_module(x).transpose(0, 1).contiguous()
+        return self.finish_embedding(x, languages).transpose(0, 1).contiguous()
 
     def masks(self, tokens: Tensor, like: Tensor, causal: bool) -> tuple[Tensor | None, Tensor | None]:
         """Return the masks of self-attention, None if nothing has to be masked.
@@ -156,7 +151,7 @@ class Decoder(TransformerStack):
             a mask of padding, B x T or its :func:`padding_bias`; and a mask of later positions, T x T, or B x 1 x T x T
             if it also hides padding. If the second is None, layers must be causal themselves.
         """
-        padding = self._seen_padding(tokens, causal)
+        padding = seen_padding(tokens.eq(self.padding_idx), causal, self.pads_right)
         if not self.beam_state.attends:
             return padding, None  # averages count tokens, and need no bias
         future = None
@@ -166,18 +161,6 @@ class Decoder(TransformerStack):
             return None, future
         bias = padding_bias(padding, like.dtype)
         return (bias, None) if future is None else (None, future + bias)
-
-    def _seen_padding(self, tokens: Tensor, causal: bool) -> Tensor | None:
-        """Return the padding (B x T) of *tokens*, None if no token can see any."""
-        padding = tokens.eq(self.padding_idx)
-        # causal attention needs no mask for padding on the right
-        if is_sync_free(tokens):
-            return padding if bool((padding[:, :1] if causal else padding).any()) else None
-        if not causal or not self.pads_right:
-            return padding
-        if tokens.is_cuda:
-            check_later(padding[:, 0] <= padding[:, -1], "targets are padded on the left: use --left-pad-target")
-        return None
 
     def extract_features(
         self,

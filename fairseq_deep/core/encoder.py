@@ -69,10 +69,7 @@ class Encoder(TransformerStack):
         embedding = x = self.embed_scale * (self.embed_tokens(tokens) if embedded is None else embedded)
         if self.embed_positions is not None:
             x = embedding + self.embed_positions(tokens)
-        if self.layernorm_embedding is not None:
-            languages = None if languages is None else languages.unsqueeze(1)
-            x = normalise(self.layernorm_embedding, x, languages)
-        return self.dropout_module(x), embedding
+        return self.finish_embedding(x, languages), embedding
 
     def forward(
         self,

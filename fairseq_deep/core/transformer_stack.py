@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .description import complete
 from .dropout import Dropout
 from .layers import LayerDrop, build_layer, wrap_layer
-from .norms import make_norm
+from .norms import make_norm, normalise
 from .positions import LearnedPositions, SinusoidalPositions
 from .stack import Stack
 
@@ -66,6 +66,12 @@ class TransformerStack(nn.Module):
         kinds = {"sinusoidal": SinusoidalPositions, "learned": LearnedPositions}
         kind = kinds.get(self.stack.positions)
         return kind and kind(self.stack.dim, self.padding_idx, self.stack.max_positions)
+
+    def finish_embedding(self, x: Tensor, languages: Tensor | None) -> Tensor:
+        """Return y_0 for the sum *x* of embeddings and positions, B x T x C: a norm may follow, then dropout."""
+        if self.layernorm_embedding is not None:
+            x = normalise(self.layernorm_embedding, x, None if languages is None else languages.unsqueeze(1))
+        return self.dropout_module(x)
 
     def max_positions(self) -> int:
         """Return the maximum number of tokens per sentence."""

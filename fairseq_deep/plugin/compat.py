@@ -1,6 +1,7 @@
 """Compatibility with different versions of fairseq, by tests of features instead of version numbers."""
 
 import argparse
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -37,19 +38,10 @@ def register_format(ending: str, read: Callable[[str], dict[str, Any]]) -> None:
 
     This has an effect only with the fairseq that ``third_party/fairseq`` builds.
     """
-    if reads_formats():
+    with contextlib.suppress(ImportError, AttributeError):
         from fairseq import safe_load
 
         safe_load.FORMATS[ending] = read
-
-
-def reads_formats() -> bool:
-    """Return whether this fairseq supports additional checkpoint formats."""
-    try:
-        from fairseq import safe_load
-    except ImportError:
-        return False
-    return hasattr(safe_load, "FORMATS")
 
 
 def model_flags(state: dict[str, Any]) -> dict[str, Any]:

@@ -45,19 +45,18 @@ def _weight_type(value: str) -> str:
 
 
 def used_weights(weight: Tensor, normalize: bool = False, window: int | None = None) -> Tensor:
-    """Return the weights of the sums, (L+1) x (L+1) x n in fp32: row l, entry k; 0 for entries it does not read.
+    """Return the weights of the sums, n x (L+1) x (L+1): row l, entry k; 0 for entries that it does not read.
 
     Args:
         weight: the parameter, (L+1) x (L+1) or (L+1) x (L+1) x n
         normalize, window: see :class:`Dlcl`
     """
-    weight = weight.detach().float().reshape(*weight.shape[:2], -1)
     size = len(weight)
-    used = torch.ones(size, size, dtype=torch.bool, device=weight.device).tril().triu(1 - (window or size))
-    used = used.unsqueeze(-1)
+    window, weight = window or size, weight.view(size, size, -1).permute(2, 0, 1)
     if normalize:
-        weight = torch.softmax(weight.masked_fill(~used, float("-inf")), dim=1)
-    return weight.masked_fill(~used, 0.0)
+        read = torch.ones(size, size, dtype=torch.bool, device=weight.device).tril().triu(1 - window)
+        return torch.softmax(weight.masked_fill(read.logical_not(), float("-inf")), dim=2)
+    return weight.tril().triu(1 - window) if window < size else weight.tril()
 
 
 @AGGREGATORS.register("dlcl")
@@ -154,7 +153,7 @@ class Dlcl(KeepFp32, Aggregator):
             self.weight.copy_(start if self.weight.dim() == 2 else start.unsqueeze(-1).expand_as(self.weight))
 
     def weights(self) -> Tensor:
-        return used_weights(self.weight, self.normalize, self.window)
+        return used_weights(self.weight.detach().float(), self.normalize, self.window).permute(1, 2, 0)
 
     def is_plain(self) -> bool:
         """Return whether W is 1 for the newest entry and 0 for all others, and entries have no norms.
@@ -169,23 +168,10 @@ class Dlcl(KeepFp32, Aggregator):
     def record(self) -> dict[str, Tensor]:
         return bands(self.weights())
 
-    def sum_weights(self, masked: bool) -> Tensor:
-        """Return the weights of the sums, n x (L+1) x (L+1) in fp32; *masked*: 0 for entries that are not read."""
-        size = self.num_layers + 1
-        weight = self.weight.view(size, size, self.groups).permute(2, 0, 1)
-        if self.normalize:
-            read = torch.ones(size, size, dtype=torch.bool, device=weight.device).tril().triu(1 - self.window)
-            return torch.softmax(weight.masked_fill(read.logical_not(), float("-inf")), dim=2)
-        if masked:
-            weight = weight.tril()
-            weight = weight.triu(1 - self.window) if self.window < size else weight
-        return weight
-
     def start(self, x: Tensor) -> list[Tensor]:
         x = self._first(x) if self.pre_norm else x
-        if self._learns(x):
-            return self._training_sums.start(self.sum_weights(masked=True), x)
-        return self._plain_sums.start(self.sum_weights(masked=False), x)
+        sums = self._training_sums if self._learns(x) else self._plain_sums
+        return sums.start(used_weights(self.weight, self.normalize, self.window), x)
 
     def read(self, state: list[Tensor], layer: int) -> Tensor:
         x = self._sums(state).sum(state, layer)

@@ -43,3 +43,19 @@ def future_mask(queries: int, keys: int, like: Tensor, hidden: float = float("-i
     The last query is at the position of the last key. *like* gives type and device.
     """
     return torch.full((queries, keys), hidden, dtype=like.dtype, device=like.device).triu(keys - queries + 1)
+
+
+def seen_padding(padding: Tensor, causal: bool, on_right: bool) -> Tensor | None:
+    """Return *padding* (B x T, boolean); None if no token can see any.
+
+    Args:
+        causal: positions see no later ones, so padding on the right needs no mask
+        on_right: there is no padding on the left
+    """
+    if is_sync_free(padding):
+        return padding if bool((padding[:, :1] if causal else padding).any()) else None
+    if not causal or not on_right:
+        return padding
+    if padding.is_cuda:
+        check_later(padding[:, 0] <= padding[:, -1], "targets are padded on the left: use --left-pad-target")
+    return None

@@ -54,7 +54,7 @@ def dlcl_weights(
             weights = getattr(source, side).aggregator.weights()
         else:
             weight = source.get(f"{side}.history.weight", source.get(f"{side}.history.inner.weight"))
-            weights = None if weight is None else used_weights(weight, normalize, window)
+            weights = None if weight is None else used_weights(weight.float(), normalize, window).permute(1, 2, 0)
         if weights is not None:
             weights = weights.reshape(*weights.shape[:2], -1)
             found[side] = WeightMatrix(weights.mean(dim=2), weights.size(2))

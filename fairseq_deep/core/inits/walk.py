@@ -29,19 +29,18 @@ def layer_matrices(stack: nn.Module) -> Iterator[tuple[nn.Linear, MatrixLocation
     """Yield the attention and feed-forward projections of all layers of *stack*, with their locations."""
     for number, modules in enumerate(layer_modules(stack), 1):
         for module in modules:
-            for part, roles in _ROLES.items():
-                owner = module if part == "ffn" else getattr(module, part, None)
-                for role in roles:
-                    linear = getattr(owner, role, None)
-                    if linear is not None:
-                        yield linear, MatrixLocation(number, part, _LIKE.get(role, role))
-                yield from _packing_matrices(getattr(owner, "pack", None), number, part)
+            for part in _ROLES:
+                yield from _matrices_of(module if part == "ffn" else getattr(module, part, None), number, part)
 
 
-def _packing_matrices(pack: nn.Module | None, number: int, part: str) -> Iterator[tuple[nn.Linear, MatrixLocation]]:
-    """Yield the projections of :class:`fairseq_deep.core.attention.luna.Packing`."""
-    for role in ("q_proj", "k_proj", "v_proj") if pack is not None else ():
-        yield getattr(pack, role), MatrixLocation(number, part, role)
+def _matrices_of(owner: nn.Module | None, number: int, part: str) -> Iterator[tuple[nn.Linear, MatrixLocation]]:
+    """Yield the projections of *owner*, and of its :class:`fairseq_deep.core.attention.luna.Packing`."""
+    for role in _ROLES[part]:
+        linear = getattr(owner, role, None)
+        if isinstance(linear, nn.Linear):
+            yield linear, MatrixLocation(number, part, _LIKE.get(role, role))
+    if hasattr(owner, "pack"):
+        yield from _matrices_of(owner.pack, number, part)
 
 
 def _fill(matrices: Iterable[tuple[nn.Linear, MatrixLocation]], init: Init) -> None:
@@ -97,7 +96,7 @@ def initialise(model: nn.Module, encoder_init: Init, decoder_init: Init, keep: S
         _fill_layers(stack, init)
         if stack.stack.packs and stack is model.decoder:
             for number, layer in enumerate(model.encoder.memory.layers, 1):
-                _fill(_packing_matrices(layer.pack, number, "encoder_attn"), init)
+                _fill(_matrices_of(layer.pack, number, "encoder_attn"), init)
         for matrix in stack.aggregator.matrices():
             if matrix.data_ptr() not in filled:
                 init.aggregator_matrix(matrix)

@@ -32,8 +32,8 @@ from fairseq_deep.plugin.training import check_device, check_exact, keep_memory,
 from .compiling import compile_calls
 from .depth_log import StreamWatch, log_depth, log_streams
 from .dictionaries import remember
-from .hydra import flags_of_run
-from .init_from import ORDERS, initialise_from, take_path
+from .hydra import flags_of_run, take_flag
+from .init_from import ORDERS, initialise_from
 from .language_tags import count_languages
 from .stacks import DeepTransformerDecoder, DeepTransformerEncoder
 
@@ -99,10 +99,7 @@ class DeepTransformerModel(Transformer, TransformerModel):
         Raises:
             UsageError: flags conflict
         """
-        source = take_path(args)
-        allow_other = bool(getattr(args, "allow_other_dictionary", None))
-        if allow_other:
-            args.allow_other_dictionary = False  # valid for this command only: it must not be saved in checkpoints
+        source, allow_other = take_flag(args, "init_from"), bool(take_flag(args, "allow_other_dictionary"))
         tags = count_languages(args, task.source_dictionary)
         run = flags_of_run(args) if OmegaConf.is_config(args) else args
         if OmegaConf.is_config(args):  # from fairseq-hydra-train: fairseq would drop flags that it does not know

@@ -5,6 +5,7 @@ know flat names only, so the groups are flattened before an architecture fills i
 """
 
 import argparse
+import contextlib
 import functools
 from dataclasses import fields
 from typing import Any
@@ -17,6 +18,20 @@ from fairseq_deep.core.registry import UsageError, nearest
 
 GROUPS = ("encoder", "decoder", "quant_noise")
 PARTS = ("criterion", "optimizer", "lr_scheduler", "task")  # the parts of a run that have a name
+
+
+def set_flag(args: Any, name: str, value: Any) -> None:
+    """Set a flag of *args*, a namespace or a configuration, and so of the checkpoints."""
+    with open_dict(args) if OmegaConf.is_config(args) else contextlib.nullcontext():
+        setattr(args, name, value)
+
+
+def take_flag(args: Any, name: str) -> Any:
+    """Return a flag that applies to this command only, and unset it: checkpoints must not have it."""
+    value = getattr(args, name, None)
+    if value is not None:
+        set_flag(args, name, None)
+    return value
 
 
 @functools.cache

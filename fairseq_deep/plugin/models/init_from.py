@@ -27,7 +27,6 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
-from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
 from fairseq_deep.core.checkpoints import upgrade
@@ -47,18 +46,6 @@ _NO_WEIGHTS = ("version", "_float_tensor")
 ORDERS = ("block", "interleave")
 LANGUAGES = dict(zip(SIDES, ("source", "target")))
 BINARISE = "binarise with its own (fairseq-preprocess --srcdict, --tgtdict)"
-
-
-def take_path(args: Any) -> str | None:
-    """Return the value of ``--init-from`` and unset the flag; checkpoints must not depend on that file."""
-    path = getattr(args, "init_from", None)
-    if path is not None:
-        if OmegaConf.is_config(args):
-            with open_dict(args):
-                args.init_from = None
-        else:
-            args.init_from = None
-    return path
 
 
 def repeated_layers(old: int, new: int, order: str = "block") -> list[int]:

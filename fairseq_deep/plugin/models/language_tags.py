@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from omegaconf import OmegaConf, open_dict
-
 from fairseq_deep.core.language_tags import tag_indices
 from fairseq_deep.core.languages import chosen_flag
 from fairseq_deep.core.registry import UsageError
+
+from .hydra import set_flag
 
 
 def count_languages(args: Any, dictionary: Any) -> list[int]:
@@ -31,9 +31,5 @@ def count_languages(args: Any, dictionary: Any) -> list[int]:
             f"--num-languages {given}: the source dictionary has {len(tags)} language tags; use the dictionary of the "
             "model's training, or omit the flag"
         )
-    if OmegaConf.is_config(args):
-        with open_dict(args):
-            args.num_languages = len(tags)
-    else:
-        args.num_languages = len(tags)
+    set_flag(args, "num_languages", len(tags))
     return tags
