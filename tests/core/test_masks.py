@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 
-from fairseq_deep.core import decoder, encoder
+from fairseq_deep.core import encoder
 from fairseq_deep.core.attention import MultiheadAttention, masks
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
@@ -35,7 +35,7 @@ def padded(left=0, right=0):
 @pytest.fixture
 def never_asks(monkeypatch):
     """As on a GPU or under torch.compile, where masks are made without a look at the batch."""
-    for module in (encoder, decoder):
+    for module in (encoder, masks):
         monkeypatch.setattr(module, "is_sync_free", lambda x: False)
 
 
