@@ -35,7 +35,7 @@ tests_of() {
       fairseq_deep/core/*) echo tests/{core,errors,plugin,runtime,benchmarks} ;;
       fairseq_deep/plugin/* | third_party/fairseq/*) echo tests/{plugin,errors,core/test_methods.py} ;;
       fairseq_deep/{tools,runtime,serving,huggingface}/*) echo tests/{commands,tools,runtime,serving,huggingface,errors} ;;
-      fairseq_deep/recipes/* | examples/* | run_wmt16_ende.sh) echo tests/recipes ;;
+      fairseq_deep/recipes/* | examples/* | run_wmt16_ende.sh) echo tests/{recipes,errors} ;;
       benchmarks/*) echo tests/benchmarks ;;
       *.md) ;;
       *) echo tests ;; # what all share
