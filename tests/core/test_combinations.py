@@ -7,10 +7,9 @@ import torch
 
 from fairseq_deep.core.description import AXES
 from fairseq_deep.core.registry import UsageError
+from tests.helpers.methods import NEEDS
 from tests.helpers.models import make_batch
 
-# what a method cannot be without
-NEEDS = {("layer_agg", "msc"): {"decoder_memory": "msc"}, ("decoder_memory", "msc"): {"layer_agg": "msc"}}
 CURES = ("use ", "omit ", "add ", "make ")
 OPTIONS = [
     {"relative_positions": 2}, {"rotary_positions": True}, {"qk_norm": True}, {"attention_gate": "heads"},
@@ -42,12 +41,10 @@ def test_every_pair_works_or_is_refused(norm, every, dictionary, build):
     works = refused = 0
     batch = make_batch(dictionary)
     for flags in itertools.islice(pairs(), 0, None, every):
-        for given in list(flags.items()):
+        for given in list(flags.values()):
             flags = {**NEEDS.get(given, {}), **flags}
         try:
-            without_ffn = flags.get("layer_agg") in ("lstm", "rnn")
-            widths = {f"{side}_ffn_embed_dim": None for side in ("encoder", "decoder")} if without_ffn else {}
-            model = build(f"transformer_{norm}_2l2l_tiny", **flags, **widths).train()
+            model = build(f"transformer_{norm}_2l2l_tiny", **flags).train()
         except UsageError as error:
             text = str(error)
             assert "\n" not in text and "--" in text and any(cure in text for cure in CURES), text
