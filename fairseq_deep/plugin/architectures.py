@@ -27,10 +27,9 @@ from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.plugin.models.first_look import look_at
 from fairseq_deep.plugin.models.hydra import is_filled
 from fairseq_deep.plugin.models.legacy import ALIASES, translate_flags
-from fairseq_deep.plugin.models.unused_flags import settle_unused_flags
 
 from .papers import COMPARISON, CONNECTED, DEPTH_SCALED, LIPSCHITZ, W19, X24
-from .presets import Architecture, apply_aggregator_presets
+from .presets import Architecture, apply_aggregator_presets, settle_unused_flags
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,12 @@ from fairseq.models.transformer import base_architecture
 from omegaconf import OmegaConf
 
 from fairseq_deep.core.aggregators import AGGREGATORS
+from fairseq_deep.core.checks import unused_flags
 from fairseq_deep.core.description import AXES, SIDES, describe, method_name
 from fairseq_deep.core.inits import INITS
 from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import MethodConfig
 from fairseq_deep.plugin.models.first_look import look_at
-from fairseq_deep.plugin.models.unused_flags import settle_unused_flags
 
 from .papers import ORIGINS
 
@@ -146,6 +147,22 @@ class Architecture:
             nothing = value is None or (value == 0 and "ffn" in flag)  # 0: an encoder without feed-forward sub-layers
             if not nothing:
                 _fill(args, follower, value)
+
+
+def settle_unused_flags(args: Any, layer_agg: str) -> None:
+    """Set the flags that have no effect with an aggregator (``unused_flags``), before presets fill *args*.
+
+    Args:
+        args: flags as the user gave them
+        layer_agg: the default aggregator
+
+    Raises:
+        UsageError: the user gave a flag without effect
+    """
+    names = {side: method_name(args, side, "layer_agg", layer_agg) for side in SIDES}
+    chosen = {side: MethodConfig(name, AGGREGATORS.get(name)) for side, name in names.items()}
+    for flag, value in unused_flags(args, chosen).items():
+        setattr(args, flag, value)
 
 
 def apply_aggregator_presets(args: argparse.Namespace) -> None:

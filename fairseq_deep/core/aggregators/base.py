@@ -56,6 +56,7 @@ class Aggregator(nn.Module, Method):
         pre_norm: the layers normalise their input (with a final norm after the stack), not their output
         num_evaluations: evaluations per layer; see :class:`Layout`
         needs_every_layer: layers cannot be removed and renumbered (``--encoder-layers-to-keep``)
+        needs_layers: the sides that require at least one layer; a stack of sub-layers does on both
         layerdrop: LayerDrop can skip layers; :meth:`skip` replaces them
         encoder_only: it requires an encoder with the same method; the decoder's part then omits the encoder-only
             computation
@@ -70,6 +71,7 @@ class Aggregator(nn.Module, Method):
     """
 
     needs_every_layer = True
+    needs_layers: tuple[str, ...] = ()
     layerdrop = False
     encoder_only = False
     running_sum = False
@@ -89,19 +91,17 @@ class Aggregator(nn.Module, Method):
         self.dim = stack.dim
         self.pre_norm = stack.pre_norm
         self.num_evaluations = 1
+        if self.num_layers < 1 and (stack.side in self.needs_layers or stack.layout.split):
+            name = self.prefix if stack.aggregator is None else stack.aggregator.name
+            raise UsageError(
+                f"--layer-agg {name} requires layers ({stack.side}): use --{stack.side}-layers 1 or more, or another "
+                "--layer-agg"
+            )
 
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:
         """Return the layout of the layers of a stack on *side* for a method with *options*."""
         return Layout()
-
-    @classmethod
-    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
-        if cls.layout(stack.side, options).split and stack.layers < 1:
-            raise UsageError(
-                f"--layer-agg {stack.aggregator.name} requires sub-layers: use --{stack.side}-layers 1 or more, "
-                f"or --{stack.side}-layer-agg residual"
-            )
 
     def tie(self, other: "Aggregator") -> None:
         """Share with *other*, the aggregator of the other stack, the parameters that the method shares."""

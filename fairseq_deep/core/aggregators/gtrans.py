@@ -18,7 +18,6 @@ Names here: ``fusion.weight`` is w.
 from torch import Tensor, nn
 
 from fairseq_deep.core.fields import Option, Range
-from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
 from .base import AGGREGATORS, Aggregator
@@ -45,14 +44,13 @@ class GTrans(Aggregator):
     paper = "Yang 2022"
     architectures = {"gtrans_6l": ("pre", (6, 6), {})}
     encoder_only = True
+    needs_layers = ("encoder",)
     options = {"group_layers": Option("encoder layers per group", Range(1))}
 
     def __init__(self, stack: Stack, group_layers: int = 3):
         super().__init__(stack)
         self.group_layers = group_layers
         fuses = stack.side == "encoder"
-        if fuses and self.num_layers < 1:
-            raise UsageError("--layer-agg gtrans requires an encoder layer: use --encoder-layers 1 or more")
         self.fusion = WeightedLayers(-(-self.num_layers // group_layers)) if fuses else None
         self.fusion_norm = nn.LayerNorm(self.dim) if fuses and not self.pre_norm else None
 

@@ -107,6 +107,7 @@ class DepthwiseLstm(Aggregator):
     }
     unsupported_flags = ("quant_noise_pq", "quant_noise_scalar")
     decoder_flags = ("no_cross_attention", "no_decoder_final_norm")
+    needs_layers = ("encoder", "decoder")
     decoder_options = ("merge", "attn_residual")
     presets = {"attn_residual": True}
     has_gates = True
@@ -177,11 +178,6 @@ class DepthwiseLstm(Aggregator):
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
-        if not stack.layers:
-            raise UsageError(
-                f"--layer-agg {stack.aggregator.name} requires layers ({stack.side}): "
-                f"use --{stack.side}-layers 1 or more, or --{stack.side}-layer-agg residual"
-            )
         decoder = stack if stack.side == "decoder" else other
         for option in (option for option in cls.decoder_options if option in options):
             flag = f"--lstm-{'no-' if options[option] is False else ''}{option.replace('_', '-')}"

@@ -135,6 +135,7 @@ class Mlrf(Aggregator):
         "mlrf_ffn_6l": ("pre", (6, 6), {"mlrf_kind": "ffn"}),
     }
     encoder_only = True
+    needs_layers = ("encoder",)
     options = {
         "kind": Option("fusion of the encoder's layers", KINDS),
         "weights": Option("weights of learned (default: softmax)", WEIGHTS),
@@ -153,8 +154,6 @@ class Mlrf(Aggregator):
         super().__init__(stack)
         _check_options(kind, weights, hidden, hops)
         fuses = stack.side == "encoder"
-        if fuses and self.num_layers < 1:
-            raise UsageError("--layer-agg mlrf requires an encoder layer: use --encoder-layers 1 or more")
         self.fusion = _fusion(stack, kind, weights, hidden, hops) if fuses else None
         norms = self.num_layers if fuses and self.pre_norm else 0
         self.layer_norms = nn.ModuleList(nn.LayerNorm(self.dim) for _ in range(norms))

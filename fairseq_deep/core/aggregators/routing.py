@@ -179,6 +179,7 @@ class Routing(Aggregator):
         "routing_6l": ("post", (6, 6), {}),
         "routing_dynamic_6l": ("post", (6, 6), {"routing_kind": "dynamic"}),
     }
+    needs_layers = ("encoder", "decoder")
     decoder_flags = ("no_decoder_final_norm",)
     options = {
         "kind": Option("kind of routing", [*ROUTINGS]),
@@ -200,10 +201,6 @@ class Routing(Aggregator):
             raise UsageError(
                 f"--routing-capsules {capsules} does not divide the width {self.dim} of the {stack.side}: "
                 "use a divisor, or omit it for capsules of size 1"
-            )
-        if self.num_layers < 1:
-            raise UsageError(
-                f"--layer-agg routing requires a layer of the {stack.side}: use --{stack.side}-layers 1 or more"
             )
         self.recompute = stack.recompute
         self.capsules = capsules or self.dim
