@@ -135,7 +135,7 @@ def test_tags_of_any_form_stay_whole(tmp_path, capsys, example):
     assert "would split __de__ of" in capsys.readouterr().err
 
 
-def test_bad_files_are_one_line(recipe, tmp_path, command, example, monkeypatch):
+def test_bad_files_are_one_line(recipe, tmp_path, example, monkeypatch):
     def ends(file, text=""):
         monkeypatch.setattr(sys, "argv", ["translate_pt2.py", str(file)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
@@ -157,7 +157,3 @@ def test_bad_files_are_one_line(recipe, tmp_path, command, example, monkeypatch)
         told = ends(tmp_path / f"{name}.pt2")
         assert told.startswith(f"cannot load {tmp_path}/{name}.pt2: ") and problem in told
     assert "a line has 30 tokens, and the model has 24 positions: split it" == ends(file, "a " * 30)
-    for words in (["translate", file], ["package", file, "--output", tmp_path / "out"]):
-        code, out, err = command(*words)
-        problem = f"{file} is an export for other programs: give the model that it was exported from\n"
-        assert (code, out, err) == (2, "", f"fairseq-deep {words[0]}: {problem}")
