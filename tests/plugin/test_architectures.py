@@ -3,7 +3,10 @@
 The presets of every row are in ``tests/snapshots/archs.txt``.
 """
 
+import argparse
+
 import pytest
+from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from fairseq_deep.plugin.architectures import ARCHITECTURES, count_parameters, list_archs, stored_count
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
@@ -138,3 +141,23 @@ def test_flags_that_speak_for_another():
     args = parse("--arch", "transformer_dlcl_30l", "--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "96",
                  "--relu-dropout", "0.3")  # fmt: skip
     assert (args.decoder_embed_dim, args.decoder_ffn_embed_dim, args.activation_dropout) == (64, 96, 0.3)
+
+
+class Recorded(argparse.Namespace):
+    """Flags, with the number of assignments to them."""
+
+    writes = 0
+
+    def __setattr__(self, name, value):
+        type(self).writes += 1
+        super().__setattr__(name, value)
+
+
+@pytest.mark.parametrize("name", ["transformer_dlcl_12l", "deep_transformer", "dlcl_transformer"])
+def test_an_architecture_fills_a_namespace_once(name):
+    """fairseq calls it when it parses a command, and again when it builds the model."""
+    args = Recorded()
+    ARCH_CONFIG_REGISTRY[name](args)
+    before = Recorded.writes
+    ARCH_CONFIG_REGISTRY[name](args)
+    assert args.encoder_layers and Recorded.writes == before > 0
