@@ -4,7 +4,7 @@ import torch
 
 from fairseq_deep.core.aggregators import AGGREGATORS
 from fairseq_deep.core.stack import MethodConfig, Stack
-from tests.helpers.tensors import DOUBLE, shake
+from tests.helpers.tensors import DOUBLE, assert_same, shake
 
 T, B, C = 3, 2, 12
 NEAR = {"rtol": 1e-7, "atol": 1e-9}
@@ -37,18 +37,6 @@ def make_layers(count, dim, dtype=torch.float64):
     return [torch.nn.Sequential(torch.nn.Linear(dim, dim), torch.nn.Tanh()).to(dtype) for _ in range(count)]
 
 
-def assert_same(actual, expected, named, unused):
-    """Values, and in one random direction the gradients of all *named* tensors, of which some may be *unused*."""
-    torch.testing.assert_close(actual, expected, **NEAR)
-    direction = torch.randn_like(actual)
-    wanted, found = (torch.autograd.grad(y, list(named.values()), direction, retain_graph=True, allow_unused=True)
-                     for y in (expected, actual))  # fmt: skip
-    for (key, tensor), want, got in zip(named.items(), wanted, found):
-        want, got = (torch.zeros_like(tensor) if grad is None else grad for grad in (want, got))
-        torch.testing.assert_close(got, want, **NEAR, msg=lambda text, key=key: f"{key}: {text}")
-        assert want.any() or unused, key
-
-
 def check_equation(name, equation, depth=5, norm="pre", side="encoder", **options):
     """Compare an aggregator with *equation*, with and without autograd: outputs, and all gradients.
 
@@ -61,6 +49,6 @@ def check_equation(name, equation, depth=5, norm="pre", side="encoder", **option
     actual = torch.stack(read_path(aggregator, y_0, layers)[-len(expected) :])
     named = {"y_0": y_0, **dict(aggregator.named_parameters())}
     named.update({f"layer {index}": p for index, layer in enumerate(layers) for p in layer.parameters()})
-    assert_same(actual, expected, named, unused=name == "dlcl")  # a softmax over one entry, norms out of the window
+    assert_same(actual, expected, named, name == "dlcl", **NEAR)  # a softmax over one entry, norms out of the window
     with torch.no_grad():
         torch.testing.assert_close(torch.stack(read_path(aggregator, y_0, layers)[-len(expected) :]), expected, **NEAR)

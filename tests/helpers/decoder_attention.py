@@ -1,7 +1,5 @@
 """Decoders with every --decoder-attn: how to choose them; models with random parameters."""
 
-import torch
-
 from tests.helpers.models import POSTNORM, PRENORM
 from tests.helpers.tensors import shake
 
@@ -41,12 +39,3 @@ def make_model(build, kind, stack, **flags):
         shake(module, 0.5)
     model.decoder.need_attn = False  # its weights are of fp32
     return model
-
-
-def assert_same_gradients(model, expected, actual, rtol=1e-7, atol=1e-8):
-    direction = torch.randn_like(actual)
-    parameters = dict(model.named_parameters())
-    wanted = torch.autograd.grad(expected, list(parameters.values()), direction)
-    for name, want, got in zip(parameters, wanted, torch.autograd.grad(actual, list(parameters.values()), direction)):
-        assert want.any() or name.endswith("k_proj.bias"), name
-        torch.testing.assert_close(got, want, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")

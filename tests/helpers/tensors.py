@@ -81,13 +81,21 @@ def tensors_on_modules(model):
     }
 
 
-def assert_same(actual, expected, sources, **near):
-    """The same values and, in one random direction, gradients of all *sources*; return the expected gradients."""
+def assert_same(actual, expected, sources, unused=False, **near):
+    """The same values and, in one random direction, gradients of all *sources*; return the expected gradients.
+
+    Args:
+        sources: tensors, or {name: tensor}, whose gradients are then not 0, unless it is the bias of keys
+        unused: some sources may have no gradient
+    """
     torch.testing.assert_close(actual, expected, **near)
-    direction = torch.randn_like(actual)
-    expected_grads = torch.autograd.grad(expected, sources, direction)
-    torch.testing.assert_close(torch.autograd.grad(actual, sources, direction), expected_grads, **near)
-    return expected_grads
+    named, direction = dict(sources if isinstance(sources, dict) else enumerate(sources)), torch.randn_like(actual)
+    wanted, found = (torch.autograd.grad(y, [*named.values()], direction, True, allow_unused=unused,
+                                         materialize_grads=unused) for y in (expected, actual))  # fmt: skip
+    for name, want, got in zip(named, wanted, found):
+        torch.testing.assert_close(got, want, **near, msg=lambda text, name=name: f"gradient of {name}: {text}")
+        assert unused or name in range(len(named)) or want.any() or name.endswith("k_proj.bias"), name
+    return wanted
 
 
 def case(shape, bias=True):
