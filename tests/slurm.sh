@@ -53,7 +53,8 @@ install -d -o munge -g munge /run/munge
 pgrep -x munged >/dev/null || runuser -u munge -- munged
 stop() {
   scancel --user="$(id -un)" || true
-  for file in "$dir"/*.pid; do kill "$(<"$file")" || true; done
+  mapfile -t daemons < <(cat "$dir"/*.pid)
+  while kill "${daemons[@]}" 2>/dev/null; do sleep 0.2; done
   rm -rf "$dir"
 }
 $keep || trap stop EXIT
