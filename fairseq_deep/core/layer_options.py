@@ -48,7 +48,7 @@ def describe(get: Callable[..., Any], side: str) -> dict[str, Any]:
 
 def choices_of(stack: Stack) -> dict[str, str]:
     """Return the options of *stack* other than the plain ones, by attribute, as on the command line."""
-    plain = {name: getattr(Stack, name) for name in OPTIONS}
+    plain = {name: getattr(Stack, name) for name in OPTIONS if name != "relative_values"}  # of relative positions
     values = {name: getattr(stack, name) for name, default in plain.items() if getattr(stack, name) != default}
     if stack.kv_heads == stack.heads:
         del values["kv_heads"]
