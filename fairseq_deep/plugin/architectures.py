@@ -98,8 +98,9 @@ def _apply_twin(stock: str, args: argparse.Namespace) -> None:
         args.decoder_ffn_embed_dim = filled.decoder_ffn_embed_dim  # fairseq's default, not the encoder's width
     if new:
         apply_aggregator_presets(args)
+    if getattr(args, "layer_agg", None) is None:
+        args.layer_agg = "residual"
     ARCH_CONFIG_REGISTRY[stock](args)
-
 
 
 def _apply_alias(alias: str, args: argparse.Namespace) -> None:
@@ -114,8 +115,11 @@ def _apply_alias(alias: str, args: argparse.Namespace) -> None:
 
 
 def _apply_once(apply: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> None:
-    """Run an architecture function, unless the flags are complete: fairseq also calls it when it builds a model."""
-    if not is_filled(args):
+    """Run an architecture function, unless it has run: fairseq also calls it when it builds a model.
+
+    A checkpoint of other code has all flags of fairseq, but no ``--layer-agg``.
+    """
+    if not (is_filled(args) and hasattr(args, "layer_agg")):
         apply(args)
 
 

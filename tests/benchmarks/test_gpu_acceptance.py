@@ -6,7 +6,8 @@ import sys
 import pytest
 from fairseq import options as fairseq_options
 
-from fairseq_deep.core import decoder, encoder
+from fairseq_deep.core import encoder
+from fairseq_deep.core.attention import masks
 from fairseq_deep.recipes.compare import driver
 from tests.helpers.paths import ROOT
 
@@ -57,7 +58,7 @@ def test_the_check_ignores_padding_which_is_masked_on_a_cpu_only(label, monkeypa
     model = gpu_check.build(*gpu_check.MODELS[label], dictionary, options)
     batch = gpu_check.make_batch(dictionary)
     expected = gpu_check.step(model, batch)
-    for module in (encoder, decoder):
+    for module in (encoder, masks):
         monkeypatch.setattr(module, "is_sync_free", lambda x: False)
     assert gpu_check.distance(gpu_check.step(model, batch), expected) < 1e-9
 

@@ -175,7 +175,7 @@ def begin(command, update, **variables):
     raise AssertionError(said[-3000:])
 
 
-LONG = ("--max-epoch", "40", "--max-tokens", "150", "--no-epoch-checkpoints")
+LONG = ("--max-epoch", "40", "--max-tokens", "150", "--num-workers", "1", "--no-epoch-checkpoints")
 
 
 def test_the_command_that_gets_a_signal(small, tmp_path):
