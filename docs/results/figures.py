@@ -49,7 +49,7 @@ CONTRASTS = {
         ("lstm_12_12", "pre_12_12"), ("lstm_6", "pre_6"), ("lstm_3_3", "pre_3_3"), ("lstm_6", "lstm_3_3"),
         ("lstm_12_12", "lstm_6"), ("lstm_6", "pre_12_12"), ("pre_3_3", "pre_6"),
     ],
-    "twelve": [("completep", "lstm")],
+    "twelve": [("completep", "lstm"), ("completep", "pre"), ("completep", "dlcl"), ("completep", "ds")],
     "ds-init-one-stack": [("matt_ds_12", "ds_12"), ("matt_ds_12", "matt_ds_encoder_12_clipped")],
 }  # fmt: skip
 """Pairs of systems by record. Differences are of runs with the same seed."""
@@ -241,7 +241,8 @@ TABLES = {
         f"{name}, {layers}": f"{key}{suffix}" for name, key in (("plain pre-norm", "pre"), ("depth-wise LSTM", "lstm"))
         for layers, suffix in (("3 + 3", "_3_3"), ("6 + 6", "_6"), ("12 + 12", "_12_12"))}),
     "twelve": lambda: of_runs("twelve", ["seeds", "parameters", "valid loss", "BLEU", "BLEU, reporting half"], {
-        "CompleteP": "completep", "depth-wise LSTM": "lstm"}),
+        "CompleteP": "completep", "DLCL": "dlcl", "depth-wise LSTM": "lstm", "plain pre-norm": "pre",
+        "post-norm, DS-Init, rate 0.001": "ds"}),
     "post-norm": lambda: of_runs("ds-init-one-stack", ["parameters", "valid loss", "BLEU", "source gain"], {
         "DS-Init in both stacks": "ds_12", "the same, merged attention": "matt_ds_12",
         "merged attention, DS-Init in the encoder, clipped": "matt_ds_encoder_12_clipped",
