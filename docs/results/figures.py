@@ -259,7 +259,7 @@ TABLES = {
     "decoders": lambda: of_speeds({"": "random"}, DECODERS, {**INT8, **OF_BOTH}),
     "real-text": lambda: of_speeds({"": "real-plain"}, ENGINES, {
         **INT8, **OF_BOTH, "BLEU": ("", "bleu", 2), "BLEU in int8": ("-int8", "bleu", 2)}),
-    "avx2": lambda: of_speeds({"32: ": "random-avx2", "one: ": "random-one-avx2"}, ENGINES, OF_BOTH),
+    "avx2": lambda: of_speeds({"": "random-avx2"}, ENGINES, OF_BOTH),
 }  # fmt: skip
 
 
