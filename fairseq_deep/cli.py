@@ -1,8 +1,8 @@
 """Entry point of ``fairseq-deep``, and the only module that knows all commands.
 
-A command is a module with ``add_arguments(parser)`` and ``run(args) -> int``; the first line of its docstring is the
-help text. To add a command, write the module and list it in `GROUPS`. Only the modules of the given command are
-imported.
+A command is a module with ``add_arguments(parser)``, ``run(args) -> int`` and ``EXAMPLE``, a command line for the help
+text, which starts with the first line of the module's docstring. To add a command, write the module and list it in
+`GROUPS`. Only the modules of the given command are imported.
 """
 
 import argparse
@@ -85,7 +85,10 @@ def _add_command(commands: Any, name: str, whole: bool) -> str:
     module = importlib.import_module(f"fairseq_deep.{COMMANDS[name]}")
     summary = module.__doc__.strip().splitlines()[0]
     listed = {"help": summary} if whole else {}  # shtab skips commands without it
-    command = commands.add_parser(name, description=summary, allow_abbrev=False, add_help=name not in RAW, **listed)
+    command = commands.add_parser(
+        name, description=summary, epilog=f"example:\n  {module.EXAMPLE}", allow_abbrev=False, add_help=name not in RAW,
+        formatter_class=argparse.RawDescriptionHelpFormatter, **listed,
+    )  # fmt: skip
     if whole or name not in RAW:
         module.add_arguments(command)
     command.set_defaults(run=module.run)

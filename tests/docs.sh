@@ -27,11 +27,12 @@ for page in build/pages/docs/site/api/*.md; do
     done
   done
 done
-# the options of all commands, from the text that the tests compare with the parser
-awk -F' [|] ' 'BEGIN { print "# All options" }
+# the reference of all commands, from the text that the tests compare with the parser
+awk -F' [|] ' 'BEGIN { print "# Reference of the commands" }
+  /^  example: / { print "    " substr($0, 12) "\n"; next }
   /^fairseq-deep/ { split($0, of, ": "); print "\n## `" of[1] "`\n\n" substr($0, length(of[1]) + 3) "\n"; head = 1; next }
   NF > 4 { if (head) print "| option | choices | default | meaning |\n|---|---|---|---|"; head = 0
-           gsub(/^ +/, "", $1); print "| `" $1 "` | " $3 " | " $4 " | " $5 " |" }' \
+           gsub(/^ +/, "", $1); if ($4 == "False" || $4 == "[]") $4 = ""; print "| `" $1 "` | " $3 " | " $4 " | " $5 " |" }' \
   tests/snapshots/help.txt >build/pages/docs/tools/options.md
 export NO_MKDOCS_2_WARNING=1
 mkdocs build --strict --config-file docs/site/mkdocs.yml

@@ -12,6 +12,7 @@ from fairseq_deep.tools.checkpoints import check_fairseq
 from fairseq_deep.tools.flags import actions
 from fairseq_deep.tools.tables import format_table
 
+EXAMPLE = "fairseq-deep archs 'transformer_dlcl_*'"
 HEADER = ("name", "norm", "depth", "size", "parameters", "paper's BLEU", "in")
 
 

@@ -16,6 +16,7 @@ from fairseq_deep.tools.arguments import at_least_one
 from fairseq_deep.tools.checkpoints import load_checkpoint, model_flags, save_checkpoint
 from fairseq_deep.tools.output_files import check_outputs
 
+EXAMPLE = "fairseq-deep average --last 5 --dir checkpoints --output averaged.pt"
 KINDS = {
     "last": ("epoch checkpoints (checkpointE.pt)", re.compile(r"checkpoint(\d+)\.pt")),
     "last_updates": ("update checkpoints (checkpoint_E_U.pt)", re.compile(r"checkpoint_\d+_(\d+)\.pt")),

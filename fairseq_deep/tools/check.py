@@ -25,6 +25,7 @@ from fairseq_deep.tools.checkpoints import check_fairseq, model_flags
 from fairseq_deep.tools.structure import names_in_pickle, read_structure
 from fairseq_deep.tools.tables import format_table
 
+EXAMPLE = "fairseq-deep check checkpoint_best.pt data-bin"
 _LONGEST = 4000
 """Maximum number of characters in a cell of the table."""
 _MOST = 50

@@ -25,6 +25,8 @@ from fairseq_deep.tools.measuring import RATIOS, SIDES, fresh, mean_of, measure,
 from fairseq_deep.tools.output_files import check_outputs, write_text
 from fairseq_deep.tools.tables import format_table
 
+EXAMPLE = "fairseq-deep diagnose data-bin --path checkpoints/checkpoint_best.pt"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add data, models, measuring conditions and outputs; other flags are passed to fairseq."""
@@ -43,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", metavar="FILE", help="draw the gradient norms: .png, .svg or .pdf")
     # unknown flags are fairseq's: see `cli.parse`
     parser.set_defaults(fairseq_flags=[])
-    parser.epilog = "All other flags are passed to fairseq-train for --arch (--deep-init ds, --encoder-layers 12, ...)."
+    note = "All other flags are passed to fairseq-train for --arch (--deep-init ds, --encoder-layers 12, ...)."
+    parser.epilog = f"{note}\n\n{parser.epilog or ''}"
 
 
 def run(args: argparse.Namespace) -> int:

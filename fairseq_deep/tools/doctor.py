@@ -24,6 +24,7 @@ from fairseq_deep.tools import allocator
 from fairseq_deep.tools.machine import count_cores, describe_cpu
 from fairseq_deep.tools.tables import format_table
 
+EXAMPLE = "fairseq-deep doctor --verbose"
 SET_UP = "pip install -r requirements.txt"
 OUR_BUILD = f"{SET_UP} (brings fairseq 0.12.2+deep9)"
 BF16_CAPABILITY = 8  # major compute capability of the first GPUs with bf16

@@ -17,6 +17,7 @@ from fairseq_deep.tools.arguments import at_least_one
 from fairseq_deep.tools.input_text import read_lines
 from fairseq_deep.tools.output_files import check_new_folder, check_output_path, new_folder, replacing
 
+EXAMPLE = "fairseq-deep export model --format ctranslate2 --quantization int8 --output model.ct2"
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 FORMATS = {
     "fairseq": "",

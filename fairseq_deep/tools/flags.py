@@ -10,6 +10,7 @@ from typing import Any
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.checkpoints import check_fairseq
 
+EXAMPLE = "fairseq-deep flags dlcl"
 WIDTH = 100
 GENERAL, TASK = "model", "task"
 

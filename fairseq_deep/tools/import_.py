@@ -15,6 +15,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.checkpoints import check_fairseq, save_checkpoint
 from fairseq_deep.tools.output_files import check_outputs, replacing
 
+EXAMPLE = "fairseq-deep import model.hf --from huggingface --output start/model.pt"
 FORMATS = ("huggingface",)
 SIZES = (5, 9, 3, 12)
 """Lengths of the random sentences for the comparison of models, in tokens."""

@@ -13,6 +13,7 @@ from fairseq_deep.tools import translate
 from fairseq_deep.tools.card import UNKNOWN_LICENCE, counts, make_card, record_of, versions
 from fairseq_deep.tools.output_files import check_new_folder, new_folder
 
+EXAMPLE = "fairseq-deep package checkpoint_best.pt --data data-bin --bpe-codes code --output model"
 DTYPES = ("float16", "bfloat16", "float32")
 
 

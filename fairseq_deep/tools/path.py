@@ -8,6 +8,8 @@ import os
 
 import fairseq_deep
 
+EXAMPLE = "fairseq-deep path"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add nothing: the command takes no arguments."""

@@ -17,6 +17,7 @@ from fairseq_deep.tools.checkpoints import load_checkpoint, model_flags
 from fairseq_deep.tools.output_files import check_outputs, write_csv, write_text
 from fairseq_deep.tools.tables import format_table
 
+EXAMPLE = "fairseq-deep plot weights checkpoints/checkpoint_best.pt --output weights.svg"
 WEIGHTS = "draw the learned weight matrices of DLCL"
 RUNS = "draw the loss, perplexity, learning rate and gradient norm of training runs, by updates"
 BANDS = ("newest", "previous", "older", "embedding")

@@ -19,6 +19,7 @@ from fairseq_deep.tools.command_lines import flags_of
 from fairseq_deep.tools.input_text import read_lines
 from fairseq_deep.tools.output_files import check_outputs, write_text
 
+EXAMPLE = "fairseq-deep report exp/demo --output page.html"
 TEMPLATE = "report.html.jinja"
 COMPARED = {"valid_loss": ("valid loss", ".3f"), "bleu": ("BLEU", ".2f"), "chrf": ("chrF", ".2f"),
             "step_seconds": ("seconds per update", ".3f")}  # fmt: skip

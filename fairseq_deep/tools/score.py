@@ -25,6 +25,7 @@ from fairseq_deep.tools.input_text import read_lines
 from fairseq_deep.tools.output_files import check_outputs, write_text
 from fairseq_deep.tools.tables import format_table
 
+EXAMPLE = "fairseq-deep score --sys hypotheses.de --ref references.de"
 MEASURES = {
     "sacrebleu": "sacreBLEU (detokenised text)",
     "tokenized": "tokenised BLEU (as multi-bleu; depends on the tokenisation)",

@@ -15,6 +15,7 @@ from fairseq_deep.runtime.text import packages_named
 from fairseq_deep.tools import translate
 from fairseq_deep.tools.arguments import argument, at_least_one, at_least_zero, digits
 
+EXAMPLE = "fairseq-deep serve exp/demo --port 5000"
 PORT = 5000  # LibreTranslate's
 
 

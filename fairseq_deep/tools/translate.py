@@ -21,6 +21,7 @@ from fairseq_deep.tools.arguments import at_least_one, at_least_zero
 from fairseq_deep.tools.input_text import read_lines, stdin
 from fairseq_deep.tools.output_files import check_outputs, replacing
 
+EXAMPLE = "fairseq-deep translate exp/demo --input news.en --output news.de"
 CHUNK = 2000  # number of lines sorted by length together
 SEARCH = ("beam", "lenpen", "max_len_a", "max_len_b")
 SUB_WORDS = {"subword-nmt": re.compile("@@( |$)"), "sentencepiece": re.compile("\u2581")}  # marks in text

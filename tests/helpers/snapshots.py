@@ -100,6 +100,7 @@ def plan(command):
 def arguments(parser, name):
     """Every argument of *parser* and of its sub-commands, independent of the layout of Python's release."""
     lines = [f"{name}: {parser.description}"]
+    lines += re.findall(r"example:\n.+", parser.epilog or "")
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             lines += [arguments(each, f"{name} {key}") for key, each in action.choices.items()]
@@ -107,7 +108,7 @@ def arguments(parser, name):
             names = ", ".join(action.option_strings) or action.dest
             default = action.default if action.default not in (None, argparse.SUPPRESS) else ""
             lines.append(f"  {names} | {action.metavar} | {action.choices or ''} | {default} | {action.help}")
-    return "\n".join(lines)
+    return "\n".join(lines).replace("example:\n  ", "  example: ")
 
 
 def helps():

@@ -1,10 +1,13 @@
-"""docs/tools and the command lines of all pages, compared with the parser of ``fairseq-deep``."""
+"""docs/tools and the command lines of all pages and of ``--help``, compared with the parser of ``fairseq-deep``."""
 
 import re
+import shlex
+from importlib import import_module
 from itertools import pairwise
 
 import pytest
 
+from fairseq_deep.cli import COMMANDS as MODULES
 from fairseq_deep.cli import RAW, make_parser
 from fairseq_deep.recipes.commands.recipe import tasks
 from fairseq_deep.recipes.compare.options import Compare
@@ -19,7 +22,9 @@ DOCUMENTED = sorted({*COMMANDS} - {*RAW} - {"path"})
 ELSEWHERE = {"serve": ["../serve.md"]}
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for each in ("docs", "examples")
                               for path in (ROOT / each).rglob("*.md"))]  # fmt: skip
+EXAMPLES = {name: shlex.split(import_module(f"fairseq_deep.{module}").EXAMPLE) for name, module in MODULES.items()}
 LINES = [(page, words[1:]) for page in PAGES for words in command_lines(page, "fairseq-deep")]
+LINES += [("--help", words[1:]) for words in EXAMPLES.values()]
 SCRIPTS = ["./run_wmt16_ende.sh", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("examples/*/run.sh")))]
 
 
@@ -43,6 +48,10 @@ def pages_of(command):
 def test_the_index_has_every_command():
     text = (FOLDER / "README.md").read_text(encoding="utf-8").partition("## ")[0]
     assert sorted(re.findall(r"(?m)^\| `([a-z]+)` \|", text)) == sorted(COMMANDS)
+
+
+def test_examples_in_help_are_of_their_command():
+    assert all(words[:2] == ["fairseq-deep", name] for name, words in EXAMPLES.items())
 
 
 @pytest.mark.parametrize("command", DOCUMENTED)

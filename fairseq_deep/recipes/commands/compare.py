@@ -7,6 +7,8 @@ import argparse
 from fairseq_deep.recipes.commands import run_driver
 from fairseq_deep.recipes.compare.options import Compare
 
+EXAMPLE = "fairseq-deep compare --demo --seeds 3 prenorm_6l dlcl_6l"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the systems and the options, for tab completion."""

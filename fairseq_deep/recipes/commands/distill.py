@@ -23,6 +23,8 @@ from fairseq_deep.tools import translate
 from fairseq_deep.tools.arguments import at_least_one
 from fairseq_deep.tools.machine import count_cores
 
+EXAMPLE = "fairseq-deep distill exp/teacher --text DIR --output DISTILLED"
+
 HEAD, MOST_UNKNOWN = 200, 0.3
 """Lines that show whether the text is in the teacher's source language, and their maximum share of unknown tokens."""
 SHARDS, MOST_LINES = 64, 20000

@@ -12,6 +12,8 @@ from fairseq_deep.recipes.commands import check_clone, run_driver
 from fairseq_deep.recipes.options import EXAMPLES
 from fairseq_deep.recipes.recipe import Recipe
 
+EXAMPLE = "fairseq-deep recipe wmt16_ende --demo"
+
 
 def tasks() -> list[str]:
     """Return the names of the recipes, directories of ``examples/``."""
@@ -30,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
     check_clone()
     known = tasks()
     if not args.words or args.words[0] in ("-h", "--help"):
-        print(f"usage: fairseq-deep recipe TASK [options] [-- flags for fairseq-train]\n\nTASK: {', '.join(known)}")
+        print(f"usage: fairseq-deep recipe TASK [options] [-- flags for fairseq-train]\n\nTASK: {', '.join(known)}\n"
+              f"fairseq-deep recipe TASK --help: its options\n\nexample:\n  {EXAMPLE}")  # fmt: skip
         return 0
     task, *words = args.words
     if task not in known:
