@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -33,6 +34,14 @@ def shorten(words: list[str]) -> list[str]:
     """Return flags that fit the schedule of a command with *words* into a few updates."""
     cooldown = flags_of(words).get("--lr-scheduler") == "inverse_sqrt_cooldown"
     return ["--warmup-updates", "4", "--cooldown-updates", "4"] if cooldown else []
+
+
+def ends_in_warmup(args: argparse.Namespace) -> str:
+    """Return a note if the training command *args* has no more updates than its warm-up; otherwise ""."""
+    updates, warmup = args.max_update, getattr(args, "warmup_updates", 0)
+    if not 0 < updates <= warmup:
+        return ""
+    return f"training ends within its warm-up (--max-update {updates}, --warmup-updates {warmup})"
 
 
 def fit_schedule(words: list[str], more: list[str]) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.machine import count_cores
 
-from . import cluster, estimate, scripts, seeds, summary
+from . import cluster, description, scripts, seeds, summary
 from .display import Display
 from .engine import Engine, Stopped
 from .options import EXAMPLES
@@ -85,11 +85,11 @@ def _main(kind: str, script: str, *words: str) -> int:
         for name, value in dataclasses.asdict(options).items():
             print(f"{name:20} {json.dumps(value)}")
         return 0
-    print(*estimate.describe(plan), sep="\n", flush=True)
-    free, needed, begun = estimate.free_gb(plan.exp), estimate.needed_gb(plan), os.path.exists(plan.path("cmd.sh"))
+    print(*description.describe(plan), sep="\n", flush=True)
+    free, needed, begun = description.free_gb(plan.exp), options.disk_gb, os.path.exists(plan.path("cmd.sh"))
     if free < needed and not (begun or options.dry_run or plan.place.rank):
         raise UsageError(
-            f"{plan.exp}: {free} GB free, about {needed} GB needed: choose a larger disk with --exp, or lower "
+            f"{plan.exp}: {free} GB free, {needed} GB needed: choose a larger disk with --exp, or lower "
             "--disk-gb if less is enough"
         )
     return run(plan, script, list(words))

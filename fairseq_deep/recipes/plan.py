@@ -27,7 +27,7 @@ class Plan:
         options: the recipe's options, without "auto"
         exp: directory of this training run
         home: directory of the experiment, which has several training runs if there are several seeds
-        route: source of the text: "demo", "folder", "tar" or "download"
+        route: source of the text: "demo", "folder" or "download"
         processes, devices: number of training processes per machine, and on all machines
         product: tokens per update
         save_flags: flags of fairseq-train for ``--average-updates``
@@ -163,32 +163,22 @@ class Plan:
 
     def _resolve_route(self) -> None:
         options = self.options
-        given = {"folder": options.data, "tar": options.data_tar, "demo": options.demo}
-        chosen = [route for route, value in given.items() if value]
-        if len(chosen) > 1:
-            raise UsageError("--data, --data-tar and --demo exclude each other: give one")
-        self.route = chosen[0] if chosen else "download"
+        if options.data and options.demo:
+            raise UsageError("--data and --demo exclude each other: give one")
+        self.route = "folder" if options.data else "demo" if options.demo else "download"
         if options.max_words == "auto":
             options.max_words = options.download_max_words if self.route == "download" else 250
-        if self.route == "tar" and not os.path.isfile(options.data_tar):
-            raise UsageError(f"--data-tar {options.data_tar}: no such file")
         if self.route == "folder":
             check_folder(self)
-        self._check_teacher()
+        if options.teacher:
+            if options.multilingual:
+                raise UsageError("--teacher requires text of one language pair, but this recipe has many: omit it")
+            check_teacher(self)
         if self.route == "download" and not options.dry_run and not self.has_download:
             raise UsageError(
                 f"{options.task} has no public archive ({self.description} does not exist): give your own text with "
                 "--data DIR"
             )
-
-    def _check_teacher(self) -> None:
-        teacher = self.options.teacher
-        if not teacher:
-            return
-        if self.route == "tar" or self.options.multilingual:
-            text = "the text of --data-tar is tokenised" if self.route == "tar" else "this recipe has many pairs"
-            raise UsageError(f"--teacher requires plain text of one language pair, but {text}: omit --teacher")
-        check_teacher(self)
 
     def _check_embeddings(self) -> None:
         options = self.options
@@ -197,8 +187,6 @@ class Plan:
                 "--bpe per-side is not supported with --embeddings all, since each side has its own dictionary: "
                 "add --embeddings target"
             )
-        if options.bpe != "joint" and self.route == "tar":
-            raise UsageError(f"the text of --data-tar has a joint BPE: omit --bpe {options.bpe}")
 
     def _resolve_devices(self) -> None:
         options = self.options

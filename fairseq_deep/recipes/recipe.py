@@ -33,10 +33,6 @@ class Recipe(Options):
     demo: bool = option(False, SWITCH, "use the small built-in corpus and model; no GPU required")
     exp: str = option("auto", FOLDER, "directory of the experiment; auto: exp/TASK-CONF in the repository")
     data: str = option("", FOLDER, "directory with parallel text {train,valid,test}.{SRC,TGT}, plain or .gz")
-    data_tar: str = option("", FILE, "Google's pre-processed wmt16_en_de.tar.gz")
-    data_sha256: str = option("", TEXT, "required sha256 of --data-tar")
-    data_lines: str = option("train=4400000-4600000,valid=3000,test=3003", TEXT,
-                             "required line counts of --data-tar (empty: any)")  # fmt: skip
     corpus: str = option("corpus", TEXT, "description of the corpus to download, examples/TASK/NAME.json")
     data_url: str = option(os.environ.get("WMT_URL", ""), TEXT,
                            "URL (also file://) of a directory with all archives, to use instead of their own "
@@ -101,4 +97,3 @@ class Recipe(Options):
     target_lang: str = option("de", TEXT)
     multilingual: bool = option(False, SWITCH)  # many pairs in one text, in the layout of OPUS-100
     download_max_words: int = option(250, WHOLE)  # --max-words for the downloaded corpus
-    job_updates: int = option(0, WHOLE)  # updates of the job, to estimate its time; 0: from --max-update

@@ -220,11 +220,7 @@ def median(values: Iterable[float | None]) -> float | None:
 
 def read_data(exp: str) -> dict[str, Any]:
     """Return the record of the text; empty without one."""
-    for folder in ("raw", "bpe"):
-        data = read_json(os.path.join(exp, "text", folder, "data.json"), records.DATA)
-        if data:
-            return data
-    return {}
+    return read_json(os.path.join(exp, "text", "raw", "data.json"), records.DATA)
 
 
 def write_search(exp: str, options: Recipe) -> None:

@@ -46,8 +46,6 @@ def _crc_of(path: str, *_: int) -> int:
 def _data(plan: Plan) -> list[Any]:
     """Return values that identify the raw text of an experiment."""
     options = plan.options
-    if plan.route == "tar":
-        return crc([options.data_tar])
     if plan.route == "demo":
         return crc(sorted(glob.glob(os.path.join(EXAMPLES, "demo", "**", "*.py"), recursive=True)))
     if plan.route == "download":
@@ -78,11 +76,13 @@ def _parts(plan: Plan, stage: int) -> list[Any]:
         path = hypotheses_of(options.against, options.target_lang)
         own = tokenizer_language(options.target_lang)  # runs of other languages keep their keys
         return [options.against, crc([path]), *([own] if own else [])]
-    names = {1: ("source_lang", "target_lang", "data_tar", "data_sha256", "data_lines"),
+    names = {1: ("source_lang", "target_lang"),
              2: ("bpe_merges", "max_words", "lowercase", "bpe", "max_subwords"), 3: ("vocab_threshold",),
              5: ("average",), 6: ("beam", "lenpen", "gen_batch", "max_len_a", "max_len_b", "subsets",
                                   "decode_precision", "gnmt_lenpen")}  # fmt: skip
     own = [getattr(options, name) for name in names[stage]]
+    if stage == 1:
+        own += ["", "", "train=4400000-4600000,valid=3000,test=3003"]  # of a removed option: earlier runs resume
     if stage == 1 and options.teacher:
         files = [os.path.join(options.teacher, name).rstrip("/") for name in ("", *CHECKPOINTS)]
         package = [os.path.join(options.teacher, name) for name in ("config.json", "model.safetensors")]

@@ -45,11 +45,6 @@ async def get_data(runner: Runner) -> None:
         runner.call("all pairs are combined to one text", pairs.prepare, plan)
         return
     source = {"demo": plan.path("corpus"), "folder": options.data, "download": plan.path("corpus")}.get(plan.route)
-    if plan.route == "tar":
-        from .text import wmt16_tar
-
-        runner.call(f"{options.data_tar} is unpacked and checked", wmt16_tar.unpack, plan)
-        return
     if plan.route == "demo":
         await runner.run("python3", os.path.join(EXAMPLES, "demo", "make_corpus.py"), "--out", source)
     if plan.route == "download":
@@ -85,9 +80,6 @@ def _remove_others(distilled: str) -> None:
 async def cut_text(runner: Runner) -> None:
     """Tokenise the text and split it into sub-words."""
     plan, options = runner.plan, runner.plan.options
-    if plan.route == "tar":
-        runner.say("  the archive contains sub-words: nothing to do")
-        return
     text = plan.path("text", "raw")
     runner.need(text)
     if runner.dry:
@@ -242,7 +234,7 @@ async def score(runner: Runner) -> None:
 
 
 def _references(runner: Runner, subset: str) -> tuple[list[str], list[str]]:
-    """Return the flags of `score` for one or several references: plain, and tokenised; without, it uses T- lines."""
+    """Return the flags of `score` for one or several references: plain, and tokenised."""
     plan, first = runner.plan, f"{subset}.{runner.plan.options.target_lang}"
     raw, bpe = plan.path("text", "raw"), plan.path("text", "bpe")
     # in a dry run there may be no text yet: count the files in --data
@@ -253,15 +245,13 @@ def _references(runner: Runner, subset: str) -> tuple[list[str], list[str]]:
     plain, tokenised = [], []
     for copy, name in zip(copies, names):
         plain += ["--references", copy]
-        if runner.dry and plan.route != "tar" or os.path.isfile(os.path.join(raw, name)):
-            plain += ["--ref", os.path.join(raw, name)]
+        plain += ["--ref", os.path.join(raw, name)]
         tokenised += ["--ref", os.path.join(bpe, f"{name}.tok")]
     if not runner.dry:
         for path in glob.glob(os.path.join(glob.escape(plan.exp), f"{subset}.ref[0-9]*.{plan.options.target_lang}")):
             if path not in copies:  # left from a text with more references
                 os.remove(path)
-    known = plan.route != "tar" if runner.dry else all(map(os.path.isfile, tokenised[1::2]))
-    return plain, tokenised if known else []
+    return plain, tokenised
 
 
 async def _score_pairs(runner: Runner, cased: list[str]) -> None:

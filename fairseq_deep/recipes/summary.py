@@ -7,7 +7,6 @@ import shlex
 from typing import Any
 
 from fairseq_deep.runtime.records import RESULT
-from fairseq_deep.runtime.text import joined
 from fairseq_deep.tools.results import spread
 from fairseq_deep.tools.tables import format_table
 
@@ -22,13 +21,10 @@ COLUMNS = {
 
 def samples(exp: str, source_lang: str, target_lang: str, count: int = 3) -> list[tuple[str, ...]]:
     """Choose a few short translations, evenly distributed over the test set: (source, ours, reference)."""
-    source = os.path.join(exp, "text", "raw", f"test.{source_lang}")
-    if not os.path.exists(source):
-        source = os.path.join(exp, "text", "bpe", f"test.{source_lang}")
-    paths = [source, *(os.path.join(exp, f"test.{kind}.{target_lang}") for kind in ("hyp", "ref"))]
+    names = (os.path.join("text", "raw", f"test.{source_lang}"), f"test.hyp.{target_lang}", f"test.ref.{target_lang}")
+    paths = (os.path.join(exp, name) for name in names)
     short = [row for row in zip(*(text_of(path).split("\n") for path in paths)) if row[0] and max(map(len, row)) <= 110]
-    chosen = [short[len(short) * k // count] for k in range(min(count, len(short)))]
-    return [tuple(joined(text, "subword-nmt") for text in row) for row in chosen]
+    return [short[len(short) * k // count] for k in range(min(count, len(short)))]
 
 
 def difference(against: dict[str, Any]) -> str:

@@ -28,8 +28,6 @@ from tests.helpers.paths import ROOT
 FOLDER = ROOT / "tests/snapshots"
 EXP = "/nowhere/at/all"
 MACHINE = ((re.escape(str(ROOT)), "ROOT"), (EXP, "EXP"), (r"[\d,.]+ GB free", "N GB free"),
-           (r"more than [\d,]+ hours", "more than N hours"),
-           (r"about [\d,]+ (h|min) on this CPU", "about N h on this CPU"),
            (r"--workers \d+", "--workers N"), (r"(--python \| 3.X \|  \|) [\d.]+", r"\1 N"))  # fmt: skip
 """What depends on the machine, and its replacement."""
 VARIANTS = """

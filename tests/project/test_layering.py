@@ -129,6 +129,6 @@ def test_core_works_where_fairseq_is_missing():
 def test_recipes_prepare_text_without_torch():
     """The import of torch takes longer than the preparation of a small text."""
     program = "import sys; sys.modules.update(fairseq=None, torch=None); import fairseq_deep.recipes.driver; "
-    program += "from fairseq_deep.recipes.text import corpus, distilled, rebuild, subwords, wmt16_tar"
+    program += "from fairseq_deep.recipes.text import corpus, distilled, rebuild, subwords"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -19,8 +19,7 @@ from sacrebleu.dataset import DATASETS
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import record
 from fairseq_deep.recipes.recipe import Recipe
-from fairseq_deep.recipes.text import fetch, rebuild, wmt16_tar
-from tests.helpers import recipes
+from fairseq_deep.recipes.text import fetch, rebuild
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import LANGS, assert_refused, lines, pack, program, sgm
 
@@ -244,47 +243,6 @@ def test_a_full_disk_leaves_nothing_that_looks_whole(table, tmp_path):
     assert_refused(limited(size + 100), "File too large")
     assert (tmp_path / "archives/corpus.gz").exists() and not list(tmp_path.glob("corpus*"))
     make(tmp_path, **given)
-
-
-def google_tar(path, train="ein@@ s\n" * 4, **changed):
-    """Google's archive in small: texts of both languages by set, or None."""
-    names = {"train": "train.tok.clean", "valid": "newstest2013.tok", "test": "newstest2014.tok"}
-    texts = {"train": (train, train), "valid": ("a\n" * 3,) * 2, "test": ("ein@@ s\n" * 2,) * 2, **changed}
-    files = {f"{names[split]}.bpe.32000.{lang}": text for split, sides in texts.items() if sides
-             for lang, text in zip(LANGS, sides)}  # fmt: skip
-    pack(path, {**files, "newstest2014.de": "eins\neins\n"})
-    return path
-
-
-def unpack(tar, out, sha256="", wanted=""):
-    options = Recipe(data_tar=str(tar), data_sha256=sha256, data_lines=wanted)
-    wmt16_tar.unpack(SimpleNamespace(options=options, langs=LANGS, path=lambda *parts: str(out.joinpath(*parts))))
-
-
-def test_the_preprocessed_archive_is_unpacked_by_the_recipe(tmp_path, tools):
-    """A lone return, which fairseq-preprocess takes for the end of a line, is a blank."""
-    tar = google_tar(tmp_path / "wmt.tar.gz", "a\nb\rc\x0bx\n\nd\r\n")
-    words = ["--data-tar", tar, "--data-lines", "train=3-5,valid=3,test=2", "--disk-gb", "0", "--stop-stage", "2"]
-    words += ["--data-sha256", hashlib.sha256(tar.read_bytes()).hexdigest()]
-    done = recipes.recipe(tools, tmp_path / "exp", *words, "--stage", "1")
-    assert done.returncode == 0, done.stderr
-    text = tmp_path / "exp/text"
-    assert (text / "bpe/train.de").read_bytes() == b"a\nb c x\n\nd\n"
-    assert lines(text / "raw/test.de") == ["eins", "eins"] and lines(text / "bpe/test.en") == ["ein@@ s"] * 2
-    assert len(list((text / "bpe").iterdir())) == 7, "six texts and data.json"
-
-
-@pytest.mark.parametrize("changed, given, problem", [
-    ({"test": None}, {}, "lacks newstest2014.tok.bpe.32000.de, newstest2014.tok.bpe.32000.en"),
-    ({"valid": ("a\n" * 3, "a\n" * 4)}, {}, "has 3 lines but"), ({}, {"sha256": "ab" * 32}, f"not {'ab' * 32}"),
-    ({}, {"wanted": "train=5-9"}, "has 4 lines, not 5 to 9"), ({}, {"wanted": "train=1-3"}, "has 4 lines, not 1 to 3"),
-    ({}, {"wanted": "train=-5"}, "SET=N or SET=MIN-MAX"),
-    ({}, {"wanted": "more=5"}, "SET=N or SET=MIN-MAX"),
-])  # fmt: skip
-def test_another_preprocessed_archive_is_refused(tmp_path, changed, given, problem):
-    with pytest.raises(UsageError, match=problem):
-        unpack(google_tar(tmp_path / "wmt.tar.gz", **changed), tmp_path, **given)
-    assert not (tmp_path / "text/bpe").exists()
 
 
 def test_training_pairs_as_a_test_set(tmp_path):

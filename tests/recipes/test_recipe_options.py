@@ -1,6 +1,5 @@
 """The options of the recipes: what is refused and warned of, and what they do that no plan of tests/snapshots shows."""
 
-import gzip
 import json
 import os
 import re
@@ -160,10 +159,10 @@ def test_a_run_starts_from_another_one(tmp_path):
         assert (value(train, "--finetune-from-model"), value(train, "--task")) == (str(last), task)
 
 
-def write_text(folder, *langs, pairs=1):
+def write_text(folder, *langs):
     for name in ("train", "valid", "test"):
         for lang in langs:
-            (folder / f"{name}.{lang}").write_text("une phrase de quelques mots\n" * pairs)
+            (folder / f"{name}.{lang}").write_text("une phrase de quelques mots\n")
     return ["--data", folder, "--source-lang", langs[0], "--target-lang", langs[1]]
 
 
@@ -193,24 +192,34 @@ def test_scripts_export_the_mirror_of_the_text(monkeypatch):
     assert "export 'WMT_URL=file:///some where'" in scripts._environment()
 
 
-def test_a_plan_warns_of_what_a_cpu_and_a_small_text_cannot_do(tmp_path):
-    def warnings(*words, **how):
-        return [line for line in planned(*words, *data, **how) if line.startswith("warning")]
+PLAIN = "fairseq's transformer, CTranslate2, transformers"
 
-    data = write_text(tmp_path, "fr", "it", pairs=1000)
-    hours, pairs = warnings("--ngpu", "0")
-    assert re.search(r"more than [\d,]{5,} hours on this CPU: use a GPU, or .*own_text", hours)
-    assert "1,000 training pairs are few for a model of this size: examples/own_text/run.sh has smaller ones" in pairs
-    assert warnings() == [pairs]
-    assert warnings("--ngpu", "0", "--smoke") == warnings("--ngpu", "0", "--stage", "5") == []
-    assert warnings("--ngpu", "0", script=OWN) == []
-    assert warnings("--ngpu", "1", "--conf", "base", script=OWN) == [pairs]
-    data += ["--", "--stop-time-hours", "1"]
-    assert warnings("--ngpu", "0") == [pairs]
-    for lang in ("fr", "it"):
-        (tmp_path / f"train.{lang}.gz").write_bytes(gzip.compress((tmp_path / f"train.{lang}").read_bytes()))
-        (tmp_path / f"train.{lang}").unlink()
-    assert warnings() == [pairs]
+
+@pytest.mark.parametrize("words, formats", [
+    ((), f"torch (.pt2), package; not {PLAIN} (--layer-agg dlcl)"),
+    (("--conf", "base_prenorm"), f"torch (.pt2), package, {PLAIN}"),
+    (("--conf", "base_prenorm", "--", "--rotary-positions"),
+     "torch (.pt2), package, CTranslate2; not fairseq's transformer, transformers (--rotary-positions)"),
+    (("--arch", "transformer"), None),
+])  # fmt: skip
+def test_a_plan_names_the_formats_of_export(words, formats):
+    found = [line for line in planned(*words) if line.startswith("exports ")]
+    assert found == ([f"exports  {formats}"] if formats else [])
+
+
+@pytest.mark.parametrize("words, warning", [
+    (("--", "--max-update", "300"), "training ends within its warm-up (--max-update 300, --warmup-updates 16000)"),
+    (("--conf", "base_prenorm", "--", "--max-update", "8001"), None),
+    (("--ngpu", "0"), "this job is for GPUs, and takes weeks on a CPU: for your own text use examples/own_text/run.sh"),
+    (("--ngpu", "0", "--smoke"), None), (("--ngpu", "0", "--stage", "5"), None), (("--ngpu", "0", "--demo"), None),
+    (("--against", "/no/such/run"), "--against /no/such/run: no such run or file"),
+    (("--teacher", "/no/such/run"), "--teacher /no/such/run: no such run, checkpoint or package"),
+    (("--against", str(ROOT / "docs")), f"--against: {ROOT}/docs/test.hyp.de does not exist"),
+])  # fmt: skip
+def test_a_plan_warns_of_what_a_run_rejects_or_trains_badly(words, warning):
+    """A dry run may precede the run that it names."""
+    found = [line for line in planned(*words) if line.startswith("warning ")]
+    assert len(found) == bool(warning) and all(line.startswith(f"warning  {warning}") for line in found)
 
 
 def test_deep_shallow_and_its_teacher_are_those_of_the_results_page(tmp_path):

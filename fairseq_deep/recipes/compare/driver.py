@@ -10,9 +10,8 @@ from typing import Any
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import cluster
 from fairseq_deep.recipes import driver as recipes
-from fairseq_deep.recipes.changes import PLANNED
+from fairseq_deep.recipes.changes import PLANNED, ends_in_warmup
 from fairseq_deep.recipes.engine import Engine
-from fairseq_deep.recipes.estimate import ends_in_warmup
 from fairseq_deep.recipes.plan import Plan
 from fairseq_deep.recipes.record import read_json, write_json
 from fairseq_deep.recipes.runner import Runner, StageFailed
@@ -126,7 +125,7 @@ def show_plan(args: Compare, systems: list[System], runs: list[Run]) -> None:
         print(f"warm-up in proportion to the updates: {lengths[0]}{searched}, not {args.warmup}; -- --warmup-updates N "
               "changes it", flush=True)  # fmt: skip
     for run in runs[: len(systems)]:
-        note = ends_in_warmup(run.plan)
+        note = ends_in_warmup(run.plan.args)
         if note:
             print(f"warning: {run.system.label}: {note}", flush=True)
     if not args.dry_run:

@@ -33,10 +33,10 @@ from fairseq_deep.tools.command_lines import flags_of
 from . import depth
 
 SIZE = "; auto: as in the size"
-NOT_SHARED = ("against", "arch", "average_updates", "checksums", "corpus", "cpu_processes", "data_lines",
-              "data_sha256", "data_url", "download_max_words", "job_updates", "master", "multilingual", "nnodes",
-              "node_rank", "seed", "show_config", "smoke", "stage", "start_from", "stop_stage", "subsets",
-              "task", "temperature", "wait_hours")  # fmt: skip
+NOT_SHARED = ("against", "arch", "average_updates", "checksums", "corpus", "cpu_processes", "data_url",
+              "download_max_words", "master", "multilingual", "nnodes", "node_rank", "seed",
+              "show_config", "smoke", "stage", "start_from", "stop_stage", "subsets", "task", "temperature",
+              "wait_hours")  # fmt: skip
 """Options of a recipe that a comparison sets itself, or does not have."""
 
 
@@ -119,7 +119,7 @@ SIZES = {"mini": (128, 4, 2000, 1), "base": (512, 8, 15000, 3)}  # width, heads,
 SCALES = "the scales of warm-up and search"
 CONDITIONS = ("conf", "source_lang", "target_lang", "average", "updates", "width", "heads")
 """Options that are always recorded; the others if they are given."""
-FREE = ("data", "data_tar", "depths", "disk_gb", "dry_run", "exp", "force_batch", "halves", "jobs",
+FREE = ("data", "depths", "disk_gb", "dry_run", "exp", "force_batch", "halves", "jobs",
         "launcher", "margin", "ngpu", "seeds", "slurm", "slurm_hours", "systems", "table_only", "tables", "translate",
         "workers")  # fmt: skip
 """Options that may change within an experiment."""
@@ -133,7 +133,7 @@ def check_options(options: Compare) -> None:
         if name in options.given and options.tune == "none":
             raise UsageError(f"{flag_of(name)} has no effect without --tune lr: add that, or omit {flag_of(name)}")
     seeds.check_launcher(options)
-    if not (options.data or options.data_tar or options.demo):
+    if not (options.data or options.demo):
         langs = f"{options.source_lang},{options.target_lang}"
         raise UsageError(f"--data is missing: give a directory with {{train,valid,test}}.{{{langs}}}, plain or .gz (or "
                          "--demo)")  # fmt: skip

@@ -63,9 +63,7 @@ def read_parts(runs: list[Run], domains: str, halves: bool) -> Parts:
     tags = read_lines(domains) if os.path.exists(domains) else []
     if not scored or not (tags or halves):
         return {}
-    texts = (os.path.join(scored[0].folder, "text", kind) for kind in ("raw", "bpe"))  # prepared text has no raw one
-    folder = next(filter(os.path.isdir, texts))
-    sources = read_lines(os.path.join(folder, f"test.{scored[0].plan.options.source_lang}"))
+    sources = read_lines(os.path.join(scored[0].folder, "text", "raw", f"test.{scored[0].plan.options.source_lang}"))
     if tags and len(tags) != len(sources):
         raise UsageError(f"{domains} has {len(tags)} lines for {len(sources)} test sentences: give one domain per line")
     found = parts_of(sources, tags, halves)

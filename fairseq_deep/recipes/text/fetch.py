@@ -131,7 +131,7 @@ def stream_to_file(url: str, part: str) -> None:
         raise OSError(f"the connection ended after {done:,} of {total:,} bytes")
 
 
-def find_fault(path: str, expected: str = "", name: str = ".tgz") -> str:
+def find_fault(path: str, expected: str, name: str) -> str:
     """Return the problem of an archive (empty, another checksum, or truncated); empty if it is valid.
 
     Args:
