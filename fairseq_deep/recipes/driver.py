@@ -166,16 +166,8 @@ def prepare(runner: Runner) -> None:
     os.makedirs(plan.path("logs"), exist_ok=True)
     if options.start_from:
         seeds.link_text(options.start_from, plan.exp)
-    elif _changes_text(runner) and seeds.unlink_text(plan.exp):
-        runner.markers.forget(1)  # the links were to the text of another run
     if options.stage:
         runner.markers.forget(options.stage)
-
-
-def _changes_text(runner: Runner) -> bool:
-    """Return whether one of the stages that write the text is to run."""
-    stage = runner.plan.options.stage
-    return 0 < stage < 4 or not stage and not all(map(runner.markers.is_done, (1, 2, 3)))
 
 
 async def join_training(runner: Runner) -> None:

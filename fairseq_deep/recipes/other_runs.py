@@ -53,7 +53,10 @@ def check_start(plan: Plan) -> None:
         UsageError: one line that names the problem and the fix
     """
     run, flags = plan.options.start_from, [word.partition("=")[0] for word in plan.options.extra]
-    others = [flag for flag in flags if flag in CLASHES]
+    others, text = [flag for flag in flags if flag in CLASHES], plan.path("text")
+    if os.path.exists(text) and os.path.islink(text) != bool(run):
+        whose = "a text of its own: omit" if run else "the text of another run: repeat"
+        raise UsageError(f"{plan.exp} has {whose} --start-from, or give another --exp")
     if not run:
         if plan.robt and not others:
             raise UsageError("--robt fine-tunes a trained model: add --start-from RUN, a finished run of this recipe")

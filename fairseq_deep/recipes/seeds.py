@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import re
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 from fairseq_deep.errors import UsageError
 
 from .options import flag_of
-from .stages import read_marker
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -73,27 +71,13 @@ def holds_seeds(folder: str) -> bool:
 
 
 def link_text(shared: str, folder: str) -> None:
-    """Link the text of the directory *shared* into the directory of a run, with the markers of its stages.
-
-    A text of the run itself is replaced if it differs.
-    """
+    """Link the text of the directory *shared* into the directory of a run, with the markers of its stages."""
     os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
-    same = read_marker(os.path.join(folder, ".done.3")) == read_marker(os.path.join(shared, ".done.3"))
-    unlink_text(folder)
     for part in ("text", "data-bin"):
-        path = os.path.join(folder, part)
-        if not same:
-            shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(FileExistsError):
-            os.symlink(os.path.relpath(os.path.realpath(os.path.join(shared, part)), os.path.realpath(folder)), path)
+        path, target = os.path.join(folder, part), os.path.realpath(os.path.join(shared, part))
+        if os.path.islink(path):
+            os.remove(path)
+        os.symlink(os.path.relpath(target, os.path.realpath(folder)), path)
     for name in ("env.txt", *(f".done.{stage}" for stage in range(4))):
         if os.path.isfile(os.path.join(shared, name)):
             shutil.copyfile(os.path.join(shared, name), os.path.join(folder, name))
-
-
-def unlink_text(folder: str) -> bool:
-    """Remove links to the text of another run; return whether there were any."""
-    links = [path for path in (os.path.join(folder, part) for part in ("text", "data-bin")) if os.path.islink(path)]
-    for path in links:
-        os.remove(path)
-    return bool(links)

@@ -1,8 +1,7 @@
 """``compare --depths``: all systems with several encoder depths, and a test whether depth pays.
 
-The primary test is the slope of the validation loss on log2 of the depth: one slope per seed, Student's t over the
-seeds. The second test compares the deepest encoder with the shallowest, in pairs with the same seed. Both are corrected
-for the number of systems by Holm's method.
+The test compares the deepest encoder with the shallowest, in pairs with the same seed, by Student's t over the seeds,
+with Holm's correction for the number of systems.
 """
 
 from __future__ import annotations
@@ -14,16 +13,15 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import linear_regression
 from typing import Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.record import write_json
 from fairseq_deep.tools.output_files import write_text
-from fairseq_deep.tools.results import holm, over_seeds
+from fairseq_deep.tools.results import holm, over_seeds, spread
 
 from .systems import System
-from .table import markdown
+from .table import markdown, show
 from .tune import inside
 
 LEAST = 0.02
@@ -64,17 +62,15 @@ def judge(rows: list[dict[str, Any]], planned: int) -> list[dict[str, Any]]:
         planned: number of lines of the comparison, with those that are not finished
 
     Returns:
-        for each line: ``slope`` and ``gain`` by seed, in nats per token (gain: shallowest minus deepest, > 0 is
-        better), their p with Holm's correction (None for fewer than three seeds), ``bleu`` (deepest minus shallowest,
-        mean, or None), ``tuned`` (a search found the learning rate of each depth inside its grid), ``failed`` (depths
-        with runs that failed) and ``pays``: "yes", "no" or "not clear"
+        for each line: ``gain`` by seed, in nats per token (shallowest minus deepest, > 0 is better), its p with Holm's
+        correction (None for fewer than three seeds), ``bleu`` (deepest minus shallowest, mean, or None), ``tuned`` (a
+        search found the learning rate of each depth inside its grid), ``failed`` (depths with runs that failed) and
+        ``pays``: "yes", "no" or "not clear"
     """
     found = [_of_line([row for row in rows if row["line"] == line]) for line in dict.fromkeys(r["line"] for r in rows)]
-    for test in ("slope", "gain"):
-        corrected = holm([over_seeds([*each[test].values()]).get("p") for each in found], planned)
-        for each, p in zip(found, corrected):
-            each[f"p_{test}"] = p
-    for each in found:
+    corrected = holm([over_seeds([*each["gain"].values()]).get("p") for each in found], planned)
+    for each, p in zip(found, corrected):
+        each["p"] = p
         each["pays"] = _verdict(each)
     return found
 
@@ -82,14 +78,12 @@ def judge(rows: list[dict[str, Any]], planned: int) -> list[dict[str, Any]]:
 def _of_line(rows: list[dict[str, Any]]) -> dict[str, Any]:
     rows = sorted(rows, key=lambda row: row["depth"])
     seeds = sorted(set.intersection(*({*row["done"]} for row in rows)))
-    depths, first, last = [row["depth"] for row in rows], rows[0], rows[-1]
-    nll = {seed: [_nats(row["seeds"][seed]) for row in rows] for seed in seeds}
+    first, last = rows[0], rows[-1]
     scored = [s for s in seeds if "bleu" in first["seeds"][s] and "bleu" in last["seeds"][s]]
     bleu = [last["seeds"][seed]["bleu"] - first["seeds"][seed]["bleu"] for seed in scored]
     return {
-        "line": rows[0]["line"], "depths": depths,
-        "slope": {seed: linear_regression([*map(math.log2, depths)], values).slope for seed, values in nll.items()},
-        "gain": {seed: values[0] - values[-1] for seed, values in nll.items()},
+        "line": rows[0]["line"], "depths": [row["depth"] for row in rows],
+        "gain": {seed: _nats(first["seeds"][seed]) - _nats(last["seeds"][seed]) for seed in seeds},
         "bleu": statistics.fmean(bleu) if bleu else None,
         "failed": [row["depth"] for row in rows if row["failed"]],
         "tuned": all(inside({float(rate): loss for rate, loss in row["tuned"].items()}) for row in rows),
@@ -103,7 +97,7 @@ def _nats(figures: dict[str, Any]) -> float:
 
 
 def _verdict(found: dict[str, Any]) -> str:
-    gains, p = [*found["gain"].values()], found["p_gain"]
+    gains, p = [*found["gain"].values()], found["p"]
     if not found["tuned"] or found["failed"] or len(gains) < SEEDS or p is None or p >= LEVEL:
         return "not clear"
     gain = statistics.fmean(gains)
@@ -120,18 +114,15 @@ def page(found: list[dict[str, Any]], unfinished: Sequence[str] = (), searched: 
         unfinished: lines that have a depth without a finished run
         searched: updates of a search for learning rates that was shorter than the runs
     """
-    head = ["system", "encoder layers", "seeds", "slope of nll", "p (Holm)", "gain of the deepest", "p (Holm)",
-            "BLEU", "depth pays"]  # fmt: skip
-    cells = [head]
+    cells = [["system", "encoder layers", "seeds", "gain of the deepest", "p (Holm)", "BLEU", "depth pays"]]
     for each in found:
-        values = [*each["gain"].values()]
-        row = [each["line"], ", ".join(map(str, each["depths"])), str(len(values))]
-        for test in ("slope", "gain"):
-            row += [_shown([*each[test].values()]), "-" if each[f"p_{test}"] is None else f"{each[f'p_{test}']:.3f}"]
-        cells.append([*row, "-" if each["bleu"] is None else f"{each['bleu']:+.2f}", each["pays"]])
+        gain = spread([*each["gain"].values()])
+        cells.append([each["line"], ", ".join(map(str, each["depths"])), str(len(each["gain"])),
+                      show(gain, "+.3f", True), show(each["p"], ".3f", False), show(each["bleu"], "+.2f", False),
+                      each["pays"]])  # fmt: skip
     notes = (
-        "Slope: nats per token per doubling of the depth, mean over seeds [minimum, maximum]; negative if depth helps. "
-        "Gain: improvement of the deepest encoder over the shallowest with the same seed, in nats per token. p: "
+        "Gain: improvement of the deepest encoder over the shallowest with the same seed, in nats per token, mean over "
+        "seeds [minimum, maximum]. p: "
         "Student's t over the seeds, with Holm's correction over the systems. BLEU: deepest minus shallowest. Depth "
         f"pays if the gain is above {LEAST} with p < {LEVEL} over {SEEDS} seeds or more, and BLEU is higher. A verdict "
         "requires tuned learning rates (--tune lr) inside their grids, and no failed run."
@@ -166,9 +157,3 @@ def report(folder: str, rows: list[dict[str, Any]], searched: int | None) -> Non
         from . import picture
 
         picture.draw_depths(complete, os.path.join(folder, "depth.png"))
-
-
-def _shown(values: list[float]) -> str:
-    if not values:
-        return "-"
-    return f"{statistics.fmean(values):+.3f} [{min(values):+.3f}, {max(values):+.3f}]"

@@ -30,13 +30,9 @@ TEXT = "the hash of the text"  # a condition
 def check_conditions(exp: str, old: dict[str, Any], now: dict[str, Any], flags: list[list[str]]) -> None:
     """Reject conditions that differ from the *old* ones, except more updates if the *flags* of systems allow it."""
     planned = any(flags_of(words).get("--lr-scheduler") in PLANNED for words in flags)
-    for name in [*now, *old] if old else []:
+    for name in {**now, **old} if old else ():
         before, after = old.get(name), now.get(name)
-        if str(before).lower() == str(after).lower():  # version 0.3 recorded words of the command line
-            continue
-        if name == TEXT and None in (before, after):  # of version 0.3, or with --table-only
-            continue
-        if name == "--updates" and before < after and not planned:
+        if before == after or name == "--updates" and before < after and not planned:
             continue
         before, after = ("the default" if value in (None, "") else value for value in (before, after))
         raise UsageError(f"{exp} was begun with another value of {name}: {before}, now {after}: use another --exp")
@@ -149,7 +145,7 @@ def work(args: Compare) -> None:
     resolve_schedule(args, old)
     systems = read_systems(args.arguments, args.systems)
     text = plan_system(args, System("shared", systems[0].arch, []), False, "", stop_stage=3)
-    now = {**conditions(args), **({} if args.table_only else {TEXT: text.keys[3]})}
+    now = {**conditions(args), TEXT: old.get(TEXT) if args.table_only else text.keys[3]}
     check_conditions(args.exp, old, now, [[*args.extra, *system.flags] for system in systems])
     systems = depth.expand(systems, args.depth_list) if args.depth_list else systems
     check(systems, lambda system: plan_system(args, system, resumes=False).args, args.width)

@@ -38,7 +38,6 @@ class System:
         flags: flags of fairseq-train from the user
         sizes: flags for the common width, set by ``check``
         ours: whether the architecture is one of this package
-        settings: {option of the model: value}, including current presets, set by ``check``
         line, depth: with ``--depths``, the user's label and the number of encoder layers
         tuned: with ``--tune lr``, validation loss by learning rate
     """
@@ -48,7 +47,6 @@ class System:
     flags: list[str]
     sizes: Sequence[str] = ()
     ours: bool = True
-    settings: dict[str, Any] = field(default_factory=dict)
     line: str = ""
     depth: int | None = None
     tuned: dict[float, float] = field(default_factory=dict)
@@ -63,7 +61,7 @@ class System:
         path = os.path.join(folder, RECORD)
         if not os.path.exists(path):
             os.makedirs(folder, exist_ok=True)
-            write_json(path, {"system": self.text, "settings": self.settings})
+            write_json(path, {"system": self.text})
 
 
 def read_systems(words: list[str], path: str) -> list[System]:
@@ -121,7 +119,7 @@ def check(systems: list[System], parse: Callable[[System], argparse.Namespace], 
     """Parse the flags of all systems like fairseq-train, and build each model without memory.
 
     Args:
-        systems: the systems; their ``ours``, ``sizes`` and ``settings`` are set
+        systems: the systems; their ``ours`` and ``sizes`` are set
         parse: returns the flags of a system's training command
         width: common width, or 0 for each architecture's own
 
@@ -140,9 +138,7 @@ def check(systems: list[System], parse: Callable[[System], argparse.Namespace], 
 
 
 def _check_one(system: System, parse: Callable[[System], argparse.Namespace], width: int) -> None:
-    """Check a system, and set its ``sizes`` and ``settings``."""
-    from fairseq.models import ARCH_MODEL_REGISTRY
-
+    """Check a system, and set its ``sizes``."""
     # models reject a feed-forward width for stacks without feed-forward sub-layers
     for sides in (("encoder", "decoder"), ("encoder",), ("decoder",), ()) if width else ((),):
         sizes = [word for side in sides for word in (f"--{side}-ffn-embed-dim", str(4 * width))]
@@ -154,10 +150,7 @@ def _check_one(system: System, parse: Callable[[System], argparse.Namespace], wi
                 raise
             continue
         _check_shared(with_own, system.flags)
-        names = {action.dest for action in _actions(ARCH_MODEL_REGISTRY[system.arch])}
-        names -= {"log_depth_interval"}  # depends on the number of updates
         system.sizes = sizes
-        system.settings = {name: getattr(with_own, name) for name in sorted(names) if hasattr(with_own, name)}
         return
 
 
@@ -200,22 +193,11 @@ def _build(system: System, args: argparse.Namespace) -> None:
 
 
 def check_unchanged(systems: list[System], folder: str) -> None:
-    """Reject a label of another system in *folder*, or changed presets.
-
-    Options that exist in only one version of the package are not compared.
-    """
+    """Reject a label of another system in *folder*."""
     for system in systems:
-        old = read_json(os.path.join(folder, system.label, RECORD))
-        if not old:
-            continue
-        if old["system"] != system.text:
+        old = read_json(os.path.join(folder, system.label, RECORD)).get("system", system.text)
+        if old != system.text:
             raise UsageError(
-                f"{system.label} was '{old['system']}' in {folder}, now it is '{system.text}': give it another name"
+                f"{system.label} was '{old}' in {folder}, now it is '{system.text}': give it another name"
                 f" ('LABEL={system.text}'), or use another --exp"
             )
-        for name, before in sorted(old["settings"].items()):
-            if before != system.settings.get(name, before):
-                raise UsageError(
-                    f"{system.label} in {folder} has {name} {before}, but '{system.text}' now presets"
-                    f" {system.settings[name]}: use another --exp"
-                )
