@@ -83,23 +83,17 @@ def runs_of(plan: Plan, system: System | None = None) -> list[Run]:
 
 
 class Progress(Display):
-    """Display of one run: its lines go to the stream *log*, and the run stores its progress."""
+    """Display of one run, which stores its progress; lines go to the stream *log*."""
 
     def __init__(self, run: Run, log: IO[str]):
-        super().__init__(bars=False)
-        self.run, self.log = run, log
+        super().__init__(out=log)
+        self.run = run
 
-    def show(self, name: str, done: float = 0, total: float | None = None, unit: str = "", note: str = "",
-             left: float | None = None, line: str = "") -> None:  # fmt: skip
+    def show(self, name: str, done: float = 0, total: float | None = None, unit: str = "", note: str = "") -> None:
         """Store the progress of training, and write a line if one is due."""
         if name == TRAIN and total:
             self.run.share, self.run.said = done / total, f"{done:,.9g} of {total:,.9g} {unit}"
-        with contextlib.redirect_stdout(self.log):
-            super().show(name, done, total, unit, note, left, line)
-
-    def print(self, text: str) -> None:
-        """Write one line."""
-        print(text, file=self.log, flush=True)
+        super().show(name, done, total, unit, note)
 
 
 class Trainings:
@@ -209,7 +203,7 @@ class Trainings:
         words, total = [f"{run.name} {run.said}" for run in self.running], len(self.runs)
         done = total - len(self._todo()) + sum(run.share for run in self.running)
         self.display.show("all", round(done, 2), total, "runs", "; ".join([self._left(), *words]))
-        if self.display.bars is not None:
+        if self.display.drawn:
             for run in self.running:
                 self.display.show(run.name, round(100 * run.share), 100, "%", run.said)
 

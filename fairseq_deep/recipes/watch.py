@@ -7,14 +7,13 @@ translations.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-from .display import Display, clock
+from .display import Display
 from .record import commit, training_facts
 
 LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d [\d:]{8} \| (?:INFO \| [\w.]+ \| )?")
@@ -34,13 +33,7 @@ class Watch:
     """
 
     def __init__(self, display: Display | None = None, name: str = "") -> None:
-        self.display, self.name, self.begun = display or Display(), name, time.time()
-        self.last, self.printed = "no output yet", ""
-
-    @classmethod
-    def silent(cls) -> Watch:
-        """Return a watcher that shows nothing."""
-        return cls(Display(math.inf, bars=False))
+        self.display, self.name, self.last = display or Display(), name, "no output yet"
 
     def read(self, line: str) -> None:
         """Store the line without fairseq's time and module; lists of all settings are ignored."""
@@ -48,14 +41,9 @@ class Watch:
         if words and not words.startswith(("Namespace(", "{")):
             self.last = words if len(words) <= WIDTH else words[: WIDTH - 3] + "..."
 
-    def tick(self, words: str = "") -> None:
-        """Show progress; without bars, only if it has changed."""
-        words = words or self.last
-        if self.display.bars is None and words == self.printed:
-            return
-        if self.display.is_due():
-            self.printed = words
-        self.display.show(self.name, note=words, line=f"{clock(time.time() - self.begun)}: {words}")
+    def tick(self) -> None:
+        """Show progress."""
+        self.display.show(self.name, note=self.last)
 
     def finish(self, ok: bool) -> str | None:
         """Return a problem that the exit status does not report."""
@@ -69,7 +57,7 @@ class Echo(Watch):
         """Print *line*."""
         print(line, end="", flush=True)
 
-    def tick(self, words: str = "") -> None:
+    def tick(self) -> None:
         """Do nothing, since all output is printed."""
 
 
@@ -87,7 +75,7 @@ class Train(Watch):
         self.limits, self.earlier = (epochs, updates, 60 * hours), 3600 * training_facts(exp).get("train_hours", 0.0)
         self.jsonl = open(os.path.join(exp, "train.jsonl"), "a+", encoding="utf-8", errors="replace")
         _end_line(self.jsonl)
-        self.training, self.shown, self.session = False, False, round(self.begun)
+        self.begun, self.training, self.shown = time.time(), False, False
 
     def read(self, line: str) -> None:
         super().read(line)
@@ -98,7 +86,7 @@ class Train(Watch):
         kind, stats = match.group(1), json.loads(match.group(2))
         if not self.shown:  # the commit may differ from the one that began the experiment
             self.note("session", {"commit": commit()})
-            self.shown, self.display.due, self.display.drawn = True, 0, 0  # show the first values immediately
+            self.shown, self.display.due = True, 0  # show the first values immediately
         self.note(kind, stats)
         if kind == "valid":
             best = stats.get("valid_best_loss", stats["valid_loss"])
@@ -109,7 +97,7 @@ class Train(Watch):
 
     def note(self, kind: str, facts: dict[str, Any]) -> None:
         """Append a line to ``train.jsonl``."""
-        record = {"kind": kind, "time": round(time.time(), 1), "session": self.session, **facts}
+        record = {"kind": kind, "time": round(time.time(), 1), "session": round(self.begun), **facts}
         self.jsonl.write(json.dumps(record) + "\n")
         self.jsonl.flush()
 
@@ -124,9 +112,11 @@ class Train(Watch):
         note = f"epoch {stats['epoch']} loss {stats['loss']} ppl {stats['ppl']}{speed}"
         self.display.show(self.name, done, total, unit, note)
 
-    def tick(self, words: str = "") -> None:
+    def tick(self) -> None:
+        if self.training:
+            self.last = "first updates, no statistics yet"
         if not self.shown:
-            super().tick("first updates, no statistics yet" if self.training else "")
+            super().tick()
 
     def finish(self, ok: bool) -> str | None:
         self.jsonl.close()
@@ -165,7 +155,7 @@ class Generate(Watch):
                 line = f"{kind}{tab}{rest.partition(tab)[0].strip()}{tab}\n"
         self.stream.write(line)
 
-    def tick(self, words: str = "") -> None:
+    def tick(self) -> None:
         self.display.show(self.name, len(self.seen), len(self.empty), "sentences")
 
     def finish(self, ok: bool) -> str | None:

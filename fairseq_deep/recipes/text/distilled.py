@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -174,8 +175,9 @@ class Job:
         source, output, log = (f"{self.path_of(number)}.{end}" for end in ("in", "out", "log"))
         write_text(source, "".join(f"{line}\n" for line, _ in rows))
         command = [sys.executable, "-P", "-m", "fairseq_deep", "translate", *words, "--json", "--input", source]
+        silent = Watch(Display(math.inf, sys.stdout))
         try:
-            await engine.run([*command, "--output", output], log, Watch.silent(), environment, accepted=(0, 1))
+            await engine.run([*command, "--output", output], log, silent, environment, accepted=(0, 1))
         except Failed as failure:
             problem = str(failure)
             if problem.startswith(TRANSLATE):
