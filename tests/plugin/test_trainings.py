@@ -15,27 +15,18 @@ DLCL, LSTM, POST = (f"transformer_{name}_2l2l_tiny" for name in ("dlcl", "lstm",
 SHARED = ["--lstm-share", "gate-encdec"]
 MUON = ["--optimizer", "muon", "--clip-norm", "1.0", "--weight-decay", "0.01"]
 FUSED_ADAM = ["--optimizer", "fused_adam"]
-FUSED_LOSS = ["--criterion", "fused_label_smoothed_cross_entropy"]
-RDROP = [*FUSED_LOSS, "--rdrop-alpha", "5"]
+RDROP = ["--criterion", "fused_label_smoothed_cross_entropy", "--rdrop-alpha", "5"]
 DROPOUT = ["--dropout", "0.2", "--attention-dropout", "0.2", "--activation-dropout", "0.2"]
-CLIPPED = ["--clip-norm", "1.0", "--weight-decay", "0.01"]
 LOGGED = ["--log-depth-interval", "1"]
 NAMES = ("loss", "lr", "gnorm", "ratio_", "between_", "dlcl_", "lstm_", "rdrop_kl")  # of what a log is compared by
-# architecture, flags, flags of the second part alone, how near the losses are; None: all is equal
 RESUMED = {
-    "plain": (DLCL, [], [], None),
-    "lstm with shared gates, recomputed": (LSTM, [*SHARED, "--checkpoint-activations", *LOGGED], [], None),
-    "muon": (DLCL, [*MUON, "--update-freq", "2", "--dropout", "0.1"], [], None),
+    "lstm with shared gates, recomputed": (LSTM, [*SHARED, "--checkpoint-activations", *LOGGED]),
+    "muon": (DLCL, [*MUON, "--update-freq", "2", "--dropout", "0.1"]),
     "r-drop, fast dropout, recomputed": (DLCL, [*RDROP, *DROPOUT, "--fast-dropout", "--checkpoint-activations",
-                                                "--update-freq", "2"], [], None),
-    "r-drop in fp16": (DLCL, [*RDROP, *DROPOUT, "--memory-efficient-fp16"], [], None),
-    "fast dropout": (DLCL, [*DROPOUT, "--fast-dropout", *LOGGED], [], None),
-    "admin's profile": (POST, ["--deep-init", "admin", "--admin-start", "profile"], [], None),
-    "cooldown": (DLCL, ["--lr-scheduler", "inverse_sqrt_cooldown", "--cooldown-updates", "2"], [], None),
-    "stock to fused": (DLCL, [*CLIPPED, *EXACT, "--update-freq", "2"], [*FUSED_ADAM, *FUSED_LOSS], {"abs": 2e-3}),
-    # checkpoints have weights in bf16
-    "fused to stock in bf16": (DLCL, [*CLIPPED, *EXACT, "--bf16", "--report-accuracy", *FUSED_ADAM, *FUSED_LOSS],
-                               ["--optimizer", "adam", "--criterion", "label_smoothed_cross_entropy"], {"rel": 0.02}),
+                                                *LOGGED]),
+    "r-drop in fp16": (DLCL, [*RDROP, *DROPOUT, "--memory-efficient-fp16"]),
+    "admin's profile, cooldown": (POST, ["--deep-init", "admin", "--admin-start", "profile",
+                                         "--lr-scheduler", "inverse_sqrt_cooldown", "--cooldown-updates", "2"]),
 }  # fmt: skip
 
 
@@ -46,7 +37,7 @@ def logged(entry):
 @pytest.mark.parametrize("case", RESUMED)
 def test_a_resumed_run_continues_as_an_uninterrupted_one(case, small, tmp_path):
     """Losses, rates and the log of depth, and all weights at the end; from a checkpoint in the middle of an epoch."""
-    arch, flags, more, near = RESUMED[case]
+    arch, flags = RESUMED[case]
 
     def train(folder, *more):
         flags_of_all = ["--max-update", "6", "--no-epoch-checkpoints", "--disable-validation", *flags, *more]
@@ -56,34 +47,30 @@ def test_a_resumed_run_continues_as_an_uninterrupted_one(case, small, tmp_path):
     middle = min((tmp_path / "whole").glob("checkpoint_*_[34].pt"))
     (tmp_path / "parts").mkdir()
     shutil.copy(middle, tmp_path / "parts/checkpoint_last.pt")
-    rest = train("parts", *more)
+    rest = train("parts")
     assert [*whole] == [1, 2, 3, 4, 5, 6] and [*rest] == [*whole][int(middle.stem[-1]) :]
     for update, entry in rest.items():
         assert (entry.get("rdrop_kl", 0) > 0) == ("r-drop" in case) and ("gnorm_enc_1" in entry) == (LOGGED[0] in flags)
-        if near:
-            assert entry["loss"] == pytest.approx(whole[update]["loss"], **near)
-        else:
-            assert logged(entry) == logged(whole[update])
+        assert logged(entry) == logged(whole[update])
     one, two = (saved(tmp_path / name) for name in ("whole", "parts"))
-    for name, weight in one["model"].items() if near is None else ():
+    for name, weight in one["model"].items():
         equal = torch.equal(weight, two["model"][name])
         assert equal or name.endswith("_float_tensor"), name  # fairseq's, which is not initialised
-    states = two["last_optimizer_state"]["state"].values()
     if case == "muon":
+        states = two["last_optimizer_state"]["state"].values()
         assert {tuple(sorted(state)) for state in states} == {("momentum_buffer",), ("exp_avg", "exp_avg_sq", "step")}
         # four matrices of each attention and two of each feed-forward network, 2 encoder and 2 decoder layers
         assert sum("momentum_buffer" in state for state in states) == 2 * 6 + 2 * 10
-    assert case != "cooldown" or [whole[update]["lr"] for update in (3, 4, 5, 6)] == [1.5e-3, 2e-3, 1e-3, 0]
+    assert "cooldown" not in case or [whole[update]["lr"] for update in (3, 4, 5, 6)] == [1.5e-3, 2e-3, 1e-3, 0]
 
 
 LEGACY, PYTORCH = (["--distributed-backend", "gloo", "--ddp-backend", name] for name in ("legacy_ddp", "pytorch_ddp"))
 # DDP counts the gradients of a parameter; a re-entrant recomputation would hand in those of shared gates twice
 TWO = {
-    "dlcl": (DLCL, LOGGED, PYTORCH),
+    "dlcl, r-drop": (DLCL, [*RDROP, *LOGGED], PYTORCH),
     "lstm, legacy": (LSTM, SHARED, [*LEGACY, "--checkpoint-activations"]),
     "lstm, pytorch": (LSTM, SHARED, [*PYTORCH, "--checkpoint-activations"]),
     "muon": (DLCL, [*MUON, *LOGGED], LEGACY),
-    "r-drop": (DLCL, RDROP, PYTORCH),
     "fused adam in fp16": (DLCL, [*FUSED_ADAM, "--clip-norm", "1.0", "--memory-efficient-fp16"], LEGACY),
 }
 
@@ -107,9 +94,9 @@ def test_two_processes_equal_one_with_twice_the_accumulation(case, data, tmp_pat
 
 
 @pytest.mark.parametrize("arch, updates, flags", [
-    ("transformer_dlcl_20l", 20, ["--lr", "5e-3"]), (DLCL, 5, MUON),
-    pytest.param("transformer_lstm_12l12l", 20, ["--lr", "5e-3"], marks=pytest.mark.nightly),
-], ids=["dlcl", "muon", "lstm"])  # fmt: skip
+    (DLCL, 5, MUON), *(pytest.param(arch, 20, ["--lr", "5e-3"], marks=pytest.mark.nightly)
+                       for arch in ("transformer_dlcl_20l", "transformer_lstm_12l12l")),
+], ids=["muon", "dlcl", "lstm"])  # fmt: skip
 def test_half_precision_trains_like_fp32(arch, updates, flags, data, tmp_path):
     """--amp has no effect on a CPU (autocast is tested with the methods)."""
     flags = [*flags, "--max-update", updates, "--no-save", "--disable-validation", *EXACT]
@@ -117,11 +104,7 @@ def test_half_precision_trains_like_fp32(arch, updates, flags, data, tmp_path):
         losses(run(*train_command(data, tmp_path, *flags, *more, arch=arch)))
         for more in ((), ("--memory-efficient-fp16",), ("--bf16",))
     )
-    assert set(exact) == set(range(1, updates + 1))
-    # a model that gives each entry of the vocabulary the same probability has log2(16) = 4 in each update
-    assert updates < 20 or max(list(exact.values())[-5:]) < 3.8
-    for found in reduced:
-        assert found == pytest.approx(exact, abs=0.05)
+    assert [*exact] == [*range(1, updates + 1)] and all(found == pytest.approx(exact, abs=0.05) for found in reduced)
 
 
 def test_validation_of_a_run_with_rdrop_has_the_ordinary_loss(small, tmp_path):
