@@ -10,7 +10,7 @@ from tests.helpers.paths import PACKAGE, ROOT
 
 PROGRAMS = ("fairseq-train", "fairseq-generate")
 TESTED_ELSEWHERE = {
-    "docs/alignments.md": "test_alignment_pipeline.py",  # its text has alignments
+    "docs/alignments.md": "test_learning.py",  # its text has alignments
     "docs/methods/languages.md": "test_package.py",  # its sources have language tags
     "docs/methods/robt.md": "test_backtranslation.py",
     "docs/tools/import.md": "test_export_huggingface.py",  # its weights come from transformers

@@ -161,15 +161,6 @@ def test_hypotheses_are_fairseqs_with_every_method(method, kernels, lively, dict
     compare(model, dictionary)
 
 
-@pytest.mark.parametrize("method", [*METHODS][:1] + [pytest.param(each, marks=pytest.mark.nightly)
-                                                     for each in [*METHODS][1:]])  # fmt: skip
-def test_compiled_steps_find_the_same_hypotheses(method, lively, dictionary, monkeypatch):
-    monkeypatch.setattr(library, "enabled", False)
-    model, compiled = (lively(**METHODS[method]) for _ in range(2))
-    compiled.decoder.compile_steps(backend="eager")  # traces, and runs what it has traced
-    compare(compiled, dictionary, stock=model, lengths=(6, 3))
-
-
 def test_hypotheses_and_attention_of_an_ensemble_and_in_bf16(lively, dictionary):
     models = [lively(1), lively(2, name="transformer_dlcl_6l")]
     compare(models, dictionary, temperature=1.2)
@@ -233,19 +224,24 @@ def tokens(found):
     return [hypothesis["tokens"].tolist() for sentence in found for hypothesis in sentence]
 
 
-@pytest.mark.parametrize("generator", [Generator, SequenceGenerator])
-@pytest.mark.parametrize("diverse", [False, True])
-@pytest.mark.parametrize("beam", [2, 4])
-def test_no_ngram_is_repeated(beam, diverse, generator, lively, dictionary):
-    """fairseq's own form compares with the padding behind a hypothesis on a CPU, and so finds nothing."""
+@pytest.mark.parametrize("generator, beam, strategy", [
+    *((kind, beam, None) for kind in (Generator, SequenceGenerator) for beam in (2, 4)),
+    *((kind, 4, lambda words: search.DiverseBeamSearch(words, 2, 0.5)) for kind in (Generator, SequenceGenerator)),
+    (Generator, 4, search.Sampling),
+], ids=range(7))  # fmt: skip
+def test_no_ngram_is_repeated(generator, beam, strategy, lively, dictionary):
+    """Also where words are drawn, and where hypotheses that have ended go on for want of others.
+
+    fairseq's own form compares with the padding behind a hypothesis on a CPU, and so finds nothing.
+    """
     model, sample = lively(), make_sample(dictionary, LENGTHS)
-    more = {"search_strategy": search.DiverseBeamSearch(dictionary, 2, 0.5)} if diverse else {}  # fairseq's search
-    repeats = []
-    for size in (0, 2):
+    more, repeats = {"search_strategy": strategy(dictionary)} if strategy else {}, {}
+    for size in (0, 1, 2):
         made = generator([model], dictionary, beam_size=beam, max_len_b=14, no_repeat_ngram_size=size, **more)
         found = tokens(made.generate([model], sample))
-        repeats.append(sum(len({*zip(each, each[1:])}) < len(each) - 1 for each in found))
-    assert repeats[0] and not repeats[1]
+        assert len(found) > (beam - 1) * len(LENGTHS)
+        repeats[size] = [len(each) - len({*zip(*(each[start:] for start in range(size or 1)))}) for each in found]
+    assert any(repeats[0]) and repeats[1] == [0] * len(repeats[1]) and {*repeats[2]} == {1}
 
 
 @pytest.mark.parametrize("options", [{"sampling_topk": 1}, {"sampling_topp": 1e-6}], ids=str)
@@ -255,14 +251,6 @@ def test_drawing_from_one_word_is_greedy_search(options, lively, dictionary):
                       search_strategy=search.Sampling(dictionary, **options))  # fmt: skip
     greedy = Generator([model], dictionary, beam_size=1, max_len_b=14).generate([model], sample)
     assert_same(drawn.generate([model], sample), [3 * best for best in greedy], attention=False)
-
-
-def test_drawn_words_repeat_no_ngram_either(lively, dictionary):
-    """Also hypotheses that have ended and go on for want of others, to which no word may be left."""
-    options = {"beam_size": 4, "max_len_b": 14, "no_repeat_ngram_size": 1, "min_len": 2}
-    generator = Generator([lively()], dictionary, search_strategy=search.Sampling(dictionary), **options)
-    found = tokens(generator.generate(generator.model.models, make_sample(dictionary, LENGTHS)))
-    assert len(found) > 3 * len(LENGTHS) and all(len({*each}) == len(each) for each in found)
 
 
 def test_words_are_drawn_by_their_probabilities():

@@ -1,30 +1,40 @@
-"""A small model really learns: it reverses digit strings that it has never seen."""
+"""A small model really learns: it reverses digit strings that it has never seen, and aligns their digits."""
 
 import random
 import re
 
 import pytest
 
-from tests.helpers.commands import EXACT, PACKAGE, binarise, run, train_command, write_pairs
+from tests.helpers.commands import EXACT, PACKAGE, binarise, entries, run, train_command, write_pairs
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(None, marks=pytest.mark.nightly)])
 def test_reversal_is_learned(tmp_path, seed):
-    """Through the command line, at night with any seed; ``test_source.py`` has every method."""
+    """Through the command line, with supervised alignments, at night with any seed.
+
+    The last source word is aligned to the first target word. ``test_source.py`` has every method.
+    """
     updates = 200 if seed else 400
     seed = seed or random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # shown when the test fails
-    rng = random.Random(seed)
-    seen = {*write_pairs(tmp_path / "train", 2000, rng, longest=5)}
-    write_pairs(tmp_path / "valid", 100, rng, leave_out=seen, longest=5)
-    data = binarise(tmp_path, ("train", "valid"))
+    rng, seen = random.Random(seed), ()
+    for split, count in (("train", 2000), ("valid", 100)):
+        written = write_pairs(tmp_path / split, count, rng, leave_out=seen, longest=5)
+        links = [[f"{len(s) - 1 - t}-{t}" for t in range(len(s))] for s in map(str.split, written)]
+        (tmp_path / f"{split}.align").write_text("".join(" ".join(line) + "\n" for line in links))
+        seen = {*written}
+    data = binarise(tmp_path, ("train", "valid"), "--align-suffix", "align")
     flags = ["--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128", "--encoder-attention-heads", "4",
              "--decoder-attention-heads", "4", *EXACT, "--label-smoothing", "0", "--adam-betas", "(0.9, 0.98)",
              "--lr", "3e-3", "--warmup-updates", "50", "--max-tokens", "1000", "--max-update", updates, "--seed", seed,
-             "--log-interval", "100"]  # fmt: skip
-    run(*train_command(data, tmp_path / "model", *flags, arch="transformer_dlcl_postnorm_2l2l_tiny"))
+             "--no-epoch-checkpoints", "--validate-interval", "2", "--load-alignments", "--alignment-layer", 1,
+             "--criterion", "label_smoothed_cross_entropy_with_alignment", "--full-context-alignment",
+             "--alignment-lambda", 1.0]  # fmt: skip
+    done = run(*train_command(data, tmp_path / "model", *flags, arch="transformer_dlcl_postnorm_2l2l_tiny"))
+    first, *_, last = [entry["alignment_loss"] for entry in entries(done, "valid").values()]
+    assert last < 0.8 * first
     done = run("fairseq-generate", data, "--user-dir", PACKAGE, "--gen-subset", "valid", "--beam", "1", "--cpu",
-               "--path", tmp_path / "model/checkpoint_best.pt")  # fmt: skip
-    pairs = {kind: dict(re.findall(rf"^{kind}-(\d+)\t(?:.*\t)?(.*)$", done.stdout, re.M)) for kind in "TH"}
-    assert len(pairs["T"]) == 100
+               "--path", tmp_path / "model/checkpoint_best.pt", "--print-alignment")  # fmt: skip
+    pairs = {kind: dict(re.findall(rf"^{kind}-(\d+)\t(?:.*\t)?(.*)$", done.stdout, re.M)) for kind in "THA"}
+    assert len(pairs["T"]) == len(pairs["A"]) == 100
     assert sum(pairs["H"][key] == pairs["T"][key] for key in pairs["T"]) >= 80

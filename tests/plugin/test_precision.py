@@ -1,13 +1,12 @@
 """Half precision with weights of sums in fp32, over workers; precisions and backends that a machine lacks."""
 
-import argparse
 import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq import utils
-from fairseq.models import ARCH_CONFIG_REGISTRY, DistributedFairseqModel
+from fairseq.models import DistributedFairseqModel
 from torch import nn
 
 from fairseq_deep.core.keep_fp32 import KeepFp32
@@ -66,7 +65,7 @@ def in_a_worker(rank, folder):
 def workers(tmp_path_factory):
     """What each of two workers has in each case; they are started once."""
     folder = tmp_path_factory.mktemp("workers")
-    torch.multiprocessing.spawn(in_a_worker, (folder,), nprocs=2)
+    torch.multiprocessing.start_processes(in_a_worker, (folder,), nprocs=2, start_method="fork")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
@@ -157,12 +156,6 @@ def test_a_precision_or_backend_that_a_machine_lacks_is_refused(case, monkeypatc
             call()
     else:
         call()
-
-
-def test_flags_of_a_checkpoint_are_another_machines():
-    flags = argparse.Namespace(_name=TINY, fp16=True, cpu=True, ddp_backend="fully_sharded")
-    ARCH_CONFIG_REGISTRY[TINY](flags)
-    assert flags.encoder_layers == 2
 
 
 def test_the_device_is_checked_when_a_model_moves(build, monkeypatch):
