@@ -50,14 +50,6 @@ PATCH = """Reasons
 """
 
 
-def test_patches_apply_in_order(backend, tmp_path):
-    for number, (old, new) in enumerate((("old", "newer"), ("newer", "newest")), 1):
-        (tmp_path / f"{number}.patch").write_text(PATCH.format("a.py").replace("new", new).replace("old", old))
-    (tmp_path / "a.py").write_text("import os\nold\nrest\n")
-    backend.apply_patches(tmp_path, tmp_path)
-    assert (tmp_path / "a.py").read_text() == "import os\nnewest\nrest\n"
-
-
 @pytest.mark.parametrize("text", [PATCH.format("a.py"), PATCH.format("gone.py"), "no patch"])
 def test_a_patch_that_does_not_fit_is_named(backend, tmp_path, text):
     (tmp_path / "1-a.patch").write_text(text)
@@ -65,11 +57,6 @@ def test_a_patch_that_does_not_fit_is_named(backend, tmp_path, text):
     with pytest.raises(SystemExit, match=r"fairseq build: 1-a.patch does not fit fairseq 0.12.2; restore it"):
         backend.apply_patches(tmp_path, tmp_path)
     assert (tmp_path / "a.py").read_text() == "import os\nother\n"
-
-
-def test_an_archive_with_the_right_hash_is_used(backend, sdist, tmp_path):
-    source = backend.unpack(backend.find_sdist(tmp_path), tmp_path)
-    assert (source / "setup.py").read_text() == "pass\n"
 
 
 def test_a_changed_archive_is_refused_before_anything_is_unpacked(backend, sdist, tmp_path, monkeypatch):

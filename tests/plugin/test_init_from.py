@@ -43,24 +43,6 @@ def seeded(run, *arguments):
     return run(*arguments)
 
 
-STOCK = {"encoder_layers": 2, "decoder_layers": 1}
-
-
-@pytest.mark.parametrize("norm", ["prenorm", "postnorm"])
-@pytest.mark.parametrize("flags", [
-    {"share_all_embeddings": True}, {"encoder_learned_pos": True}, {"encoder_ffn_embed_dim": 0},
-], ids="-".join)  # fmt: skip
-def test_equal_depth_is_fairseqs_model(norm, flags, trained, build, dictionary):
-    flags = {**STOCK, **flags}
-    side = {f"{side}_normalize_before": norm == "prenorm" for side in ("encoder", "decoder")}
-    stock, path = trained("transformer", **flags, **side)
-    name = f"transformer_{norm}_6l"
-    model, loaded = build(name, init_from=str(path), **flags), build(name, **flags)
-    loaded.load_state_dict(stock.state_dict())
-    assert torch.equal(seeded(output, model, dictionary), seeded(output, loaded, dictionary))
-    torch.testing.assert_close(seeded(output, model, dictionary), seeded(output, stock, dictionary))
-
-
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)")
 DEEPER = {"encoder_layers": 5, "decoder_layers": 4}
 MAPS = {"encoder": [0, 1, 0, 1, 1], "decoder": [0, 1, 2, 2]}
@@ -123,12 +105,9 @@ def test_a_model_of_ours_keeps_its_function(name, trained, build, dictionary, ca
     new = build(f"transformer_{name}", init_from=str(path), encoder_layers=2, decoder_layers=2)
     assert torch.equal(seeded(output, new, dictionary), seeded(output, old, dictionary))
     with caplog.at_level(logging.INFO):
-        deeper = build(f"transformer_{name}", init_from=str(path), encoder_layers=3, decoder_layers=2)
-    history = ", ".join(re.findall(r"encoder\.history\.\S+", caplog.text.partition("own initialisation: ")[2]))
-    assert bool(history) == (name.startswith(("dlcl", "lstm")))
-    last = [{key: value for key, value in model.state_dict().items() if key.startswith(f"encoder.layers.{index}.")}
-            for model, index in ((deeper, 2), (old, 1))]  # fmt: skip
-    assert last[0] and all(torch.equal(a, b) for a, b in zip(last[0].values(), last[1].values()))
+        build(f"transformer_{name}", init_from=str(path), encoder_layers=3, decoder_layers=2)
+    history = "encoder.history" in caplog.text.rpartition("own initialisation: ")[2].partition("not copied")[0]
+    assert history == name.startswith(("dlcl", "lstm"))
 
 
 def test_mix_ln_is_interleaved(trained, build, caplog):

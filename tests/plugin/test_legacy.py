@@ -36,8 +36,8 @@ def old_keys(model, first_norm):
     return state
 
 
-@pytest.mark.parametrize("prefix, first_norm", [("", 1), ("simple_", 0)], ids=["dlcl", "simple_dlcl"])
-@pytest.mark.parametrize("norm", ["prenorm", "postnorm"])
+@pytest.mark.parametrize("prefix, first_norm, norm", [("", 1, "prenorm"), ("simple_", 0, "postnorm")],
+                         ids=["dlcl", "simple_dlcl"])  # fmt: skip
 def test_an_original_checkpoint_gives_the_same_output(build, dictionary, tmp_path, prefix, first_norm, norm):
     ours = "transformer_dlcl_6l" if norm == "prenorm" else "transformer_dlcl_postnorm_6l"
     model = build(ours, share_all_embeddings=True, encoder_layers=4, decoder_layers=3).eval()

@@ -19,16 +19,17 @@ from tests.helpers.paths import ALONE, ROOT
 @pytest.fixture
 def install(tmp_path, monkeypatch):
     """install(code): a package with the entry point of the page and this module, as pip writes it."""
-    page = (ROOT / "CONTRIBUTING.md").read_text()
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    text = text.replace("mine", "page").replace("Mine", "Page")  # the package may have the example
     entry = re.search(r'"(fairseq_deep.plugins)"\]\n(my-methods = )"(mine)"', page)
     monkeypatch.setattr(AGGREGATORS, "_entries", dict(AGGREGATORS._entries))
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.delitem(sys.modules, "page", raising=False)
 
     def install(code=""):
-        code = code or re.search(r"```python\n(.*?)```", page, re.S)[1]
+        code = code or re.search(r"```python\n(.*?)```", text, re.S)[1]
         info = tmp_path / "site" / "my_methods-1.0.dist-info"
         info.mkdir(parents=True)
-        (info.parent / "mine.py").write_text(code)
+        (info.parent / "page.py").write_text(code)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-methods\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[{entry[1]}]\n{entry[2]}{entry[3]}\n")
         monkeypatch.syspath_prepend(info.parent)
@@ -36,22 +37,22 @@ def install(tmp_path, monkeypatch):
         load_plugins()
 
     yield install
-    sys.modules.pop("mine", None)
+    sys.modules.pop("page", None)
     PLUGINS.clear()
 
 
 def test_all_commands_know_a_method_of_an_installed_package(install, small, tmp_path, capsys):
-    assert "mine_weight" not in {*model_settings(), *known_flags()}  # a process may ask before the method is there
+    assert "page_weight" not in {*model_settings(), *known_flags()}  # a process may ask before the method is there
     install()
-    assert "mine_weight" in model_settings() and "mine_weight" in known_flags()
-    flags = ("--layer-agg", "mine", "--mine-weight", "0.3", "--max-update", "1")
+    assert "page_weight" in model_settings() and "page_weight" in known_flags()
+    flags = ("--layer-agg", "page", "--page-weight", "0.3", "--max-update", "1")
     run(*train_command(small, tmp_path / "save", *flags, arch="transformer_prenorm_2l2l_tiny"), real=True)
     checkpoint, package = tmp_path / "save/checkpoint_last.pt", tmp_path / "package"
     line = tmp_path / "line"
     line.write_text("1 2 3\n")
     for words in (
         ["package", checkpoint, "--data", small, "--output", package, "--tokenizer", "none"],
-        ["check", checkpoint], ["check", package], ["flags", "mine"], ["doctor"],
+        ["check", checkpoint], ["check", package], ["flags", "page"], ["doctor"],
         ["average", "--inputs", checkpoint, "--output", tmp_path / "mean.pt"],
         ["diagnose", small, "--path", checkpoint],
         ["translate", checkpoint, "--data", small, "--input", line, "--cpu"],
@@ -59,7 +60,7 @@ def test_all_commands_know_a_method_of_an_installed_package(install, small, tmp_
     ):  # fmt: skip
         assert main([str(word) for word in words]) == 0, words
     told = capsys.readouterr().out
-    assert "--mine-weight" in told and re.search(r"plugins +ok +mine \(my-methods\)", told)
+    assert "--page-weight" in told and re.search(r"plugins +ok +page \(my-methods\)", told)
     assert "unusual  cannot build" not in told
     translation = told.splitlines()[-1]
     alone = [sys.executable, ALONE, "deep", "translate", package, "--input", line, "--cpu"]
@@ -69,61 +70,52 @@ def test_all_commands_know_a_method_of_an_installed_package(install, small, tmp_
 
 def test_a_broken_plugin_is_reported_and_the_rest_works(install, caplog):
     install("raise ValueError('broken')")
-    assert "cannot import the plugin mine (my-methods): broken; correct or uninstall it" in caplog.text
+    assert "cannot import the plugin page (my-methods): broken; correct or uninstall it" in caplog.text
     check = doctor.Row("plugins", doctor._plugins).run()
-    assert (check.state, check.reason) == ("FAIL", "mine (my-methods): broken")
+    assert (check.state, check.reason) == ("FAIL", "page (my-methods): broken")
 
 
-@pytest.mark.parametrize("name, flag, words", [
-    ("ema", "--ema-decay", "--layer-agg ema: --ema-decay is already a flag of fairseq or of another method; rename"),
-    ("label", "--label-decay", ""),
-    ("label", "--label-smoothing", "--label-smoothing is already a flag"),  # of a criterion
-    ("dlcl-window", "--dlcl-window", "--dlcl-window is already a flag"),
-    ("adam", "--adam-eps", "--adam-eps is already a flag"),
-    ("mine", "--my-decay", "--my-decay sets no argument of Mine; call it --mine-ARGUMENT"),
-    ("mine", "--mine-weight", "--mine-weight sets no argument of Mine"),
-    ("mine", "--encoder-mine-decay", ""),
-    ("mine", "--mine-decay -s", "--layer-agg mine: -s sets no argument of Mine"),
-    ("mine", "decay", "--layer-agg mine: decay sets no argument of Mine"),
-    ("Mine", "--Mine-decay", "--layer-agg 'Mine': use lower-case letters, digits and hyphens as a name"),
+TAKEN, SETS_NOTHING = "is already a flag", "sets no argument of Toy"
+
+
+@pytest.mark.parametrize("name, words, settings, said", [
+    ("ema", "--ema-decay", {}, f"--layer-agg ema: --ema-decay {TAKEN} of fairseq or of another method; rename"),
+    ("label", "--label-decay", {}, ""),
+    ("label", "--label-smoothing", {}, TAKEN),  # of a criterion
+    ("dlcl-window", "--dlcl-window", {}, TAKEN),
+    ("adam", "--adam-eps", {}, TAKEN),
+    ("toy", "--my-decay", {}, f"--my-decay {SETS_NOTHING}; call it --toy-ARGUMENT"),
+    ("toy", "--toy-weight", {}, f"--toy-weight {SETS_NOTHING}"),
+    ("toy", "--encoder-toy-decay", {}, ""),
+    ("toy", "--toy-decay -s", {}, f"--layer-agg toy: -s {SETS_NOTHING}"),
+    ("toy", "decay", {}, f"--layer-agg toy: decay {SETS_NOTHING}"),
+    ("Toy", "--Toy-decay", {}, "--layer-agg 'Toy': use lower-case letters, digits and hyphens as a name"),
+    ("toy", "--toy-decay", {"help": "50 % off"}, "--layer-agg toy: its flags are not valid ("),
+    ("toy", "--toy-decay", {"default": 0.1}, "--toy-decay must be optional and"),
+    ("toy", "--toy-decay", {"required": True}, "--toy-decay must be optional"),
+    ("toy", "--toy-decay", {"kind": float}, "its flags are not valid ("),
 ])  # fmt: skip
-def test_flags_of_a_method_are_checked_when_it_is_registered(monkeypatch, name, flag, words):
+def test_flags_of_a_method_are_checked_when_it_is_registered(monkeypatch, name, words, settings, said):
     monkeypatch.setattr(AGGREGATORS, "_entries", dict(AGGREGATORS._entries))
 
-    class Mine(Aggregator):
+    class Toy(Aggregator):
         def __init__(self, stack, decay=0.1):
             super().__init__(stack)
 
         @staticmethod
         def add_args(parser):
-            parser.add_argument(*flag.split(), type=float)
+            parser.add_argument(*words.split(), **{"type": float, **settings})
 
-    Mine.__qualname__ = "Mine"
-    if not words:
-        assert AGGREGATORS.register(name)(Mine) is AGGREGATORS.get(name)
+    Toy.__qualname__ = "Toy"
+    if not said:
+        assert AGGREGATORS.register(name)(Toy) is AGGREGATORS.get(name)
         return
     with pytest.raises(UsageError) as error:
-        AGGREGATORS.register(name)(Mine)
-    assert words in str(error.value) and name not in AGGREGATORS.names()
+        AGGREGATORS.register(name)(Toy)
+    assert said in str(error.value) and name not in AGGREGATORS.names()
 
 
-@pytest.mark.parametrize("settings, words", [
-    ({"help": "50 % off"}, "its flags are not valid ("), ({"default": 0.1}, "--mine-decay must be optional and"),
-    ({"required": True}, "--mine-decay must be optional"), ({"kind": float}, "its flags are not valid ("),
-])  # fmt: skip
-def test_flags_that_no_training_could_parse(monkeypatch, settings, words):
-    monkeypatch.setattr(AGGREGATORS, "_entries", dict(AGGREGATORS._entries))
-
-    class Mine(Aggregator):
-        def __init__(self, stack, decay=0.1):
-            super().__init__(stack)
-
-        @staticmethod
-        def add_args(parser):
-            parser.add_argument("--mine-decay", **settings)
-
-    with pytest.raises(UsageError, match=re.escape(f"--layer-agg mine: {words}")):
-        AGGREGATORS.register("mine")(Mine)
-    for other in (float, lambda stack: None):
-        with pytest.raises(UsageError, match="is not a subclass of the base class of its axis"):
-            AGGREGATORS.register("mine")(other)
+@pytest.mark.parametrize("other", [float, lambda stack: None], ids=["class", "function"])
+def test_what_is_no_method_is_refused(other):
+    with pytest.raises(UsageError, match="is not a subclass of the base class of its axis"):
+        AGGREGATORS.register("toy")(other)

@@ -3,13 +3,12 @@
 One row for each combination of features, all of which have to hold for the row to pass.
 """
 
-import re
 import shutil
 
 import pytest
 import torch
 
-from tests.helpers.commands import EXACT, PACKAGE, entries, losses, refusal, run, saved, train_command
+from tests.helpers.commands import EXACT, entries, losses, refusal, run, saved, train_command
 
 DLCL, LSTM, POST = (f"transformer_{name}_2l2l_tiny" for name in ("dlcl", "lstm", "postnorm"))
 SHARED = ["--lstm-share", "gate-encdec"]
@@ -105,16 +104,6 @@ def test_half_precision_trains_like_fp32(arch, updates, flags, data, tmp_path):
         for more in ((), ("--memory-efficient-fp16",), ("--bf16",))
     )
     assert [*exact] == [*range(1, updates + 1)] and all(found == pytest.approx(exact, abs=0.05) for found in reduced)
-
-
-def test_validation_of_a_run_with_rdrop_has_the_ordinary_loss(small, tmp_path):
-    """While it trains, and of fairseq-validate with its checkpoint."""
-    done = run(*train_command(small, tmp_path, *RDROP, "--max-update", "2", "--dropout", "0.2"))
-    [trained] = entries(done, "valid").values()
-    path = tmp_path / "checkpoint_last.pt"
-    flags = ["--user-dir", PACKAGE, "--path", path, "--max-tokens", "400", "--cpu", "--log-format", "json"]
-    again = re.search(r'"valid_loss": "([\d.]+)"', run("fairseq-validate", small, *flags).text)
-    assert float(again[1]) == pytest.approx(trained["loss"], abs=2e-3) and "rdrop_kl" not in trained
 
 
 def test_learning_rates_of_layers_follow_the_depth(small, tmp_path):

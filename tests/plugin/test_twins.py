@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-import importlib
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from fairseq_deep.core.checkpoints import upgrade_layers
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import TWINS, build_architecture
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-from fairseq_deep.plugin.patches import PATCHES
 from tests.helpers.commands import refusal, run, train_command
 from tests.helpers.flags import parse
 from tests.helpers.models import make_tagged_dictionary, task_of
@@ -24,8 +22,8 @@ NARROW = {"encoder_layers": 2, "decoder_layers": 2}
 
 
 @pytest.mark.parametrize("twin, stock", TWINS.items())
-def test_a_twin_is_the_stock_model(twin, stock, dictionary, batch):
-    """Its flags, parameters and outputs; the encoder layers of fairseq 0.12.2 have unused copies besides."""
+def test_a_twin_is_the_stock_model(twin, stock, dictionary):
+    """Its flags and parameters; the encoder layers of fairseq 0.12.2 have unused copies besides."""
     task = task_of(dictionary)
     flags = {name: argparse.Namespace(**NARROW) for name in (stock, twin)}
     for name, given in flags.items():
@@ -37,9 +35,6 @@ def test_a_twin_is_the_stock_model(twin, stock, dictionary, batch):
     upgrade_layers(state)
     shapes = [{name: value.shape for name, value in each.items()} for each in (state, ours.state_dict())]
     assert shapes[0] == shapes[1]
-    ours.load_state_dict(theirs.state_dict())
-    words = batch[2].ne(dictionary.pad())
-    torch.testing.assert_close(ours.eval()(*batch)[0][words], theirs.eval()(*batch)[0][words], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("twin, stock", TWINS.items())
@@ -100,16 +95,6 @@ def test_a_run_does_not_resume_as_another_function(small, tmp_path):
     more = ("--max-update", "2", "--decoder-attention-heads", "4")
     assert "--decoder-attention-heads 4 (checkpoint: 2): " in refusal(run(*command, *more, check=False))
     run(*command, *more, "--dropout", "0.5", "--reset-optimizer")
-
-
-def test_patches_are_applied_once_and_explained():
-    assert len({(patch.where, patch.name) for patch in PATCHES}) == len(PATCHES)
-    for patch in PATCHES:
-        module, _, attribute = patch.where.partition(":")
-        owner = importlib.import_module(module)
-        owner = getattr(owner, attribute) if attribute else owner
-        assert vars(owner)[patch.name] is patch.replacement, patch.name
-        assert patch.reason
 
 
 def test_attention_on_a_gpu_uses_torchs_own_kernels():
