@@ -21,7 +21,7 @@ def install(tmp_path, monkeypatch):
     """install(code): a package with the entry point of the page and this module, as pip writes it."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     text = text.replace("mine", "page").replace("Mine", "Page")  # the package may have the example
-    entry = re.search(r'"(fairseq_deep.plugins)"\]\n(my-methods = )"(mine)"', page)
+    entry = re.search(r'"(fairseq_deep.plugins)"\]\n(my-methods = )"(page)"', text)
     monkeypatch.setattr(AGGREGATORS, "_entries", dict(AGGREGATORS._entries))
     monkeypatch.delitem(sys.modules, "page", raising=False)
 
