@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import FirstValues, HypothesisState, MultiheadAttention, SharedBeamState
+from .attention import HypothesisState, MultiheadAttention, SharedBeamState
 from .attention.masks import future_mask, padding_bias, product_type, seen_padding
 from .decoding import CompiledSteps, unpack_linear
 from .decoding_state import DecodingState, Source
 from .languages import languages_of, reorder_languages
-from .layers import DecoderContext
+from .layers import LayerContext
 from .native.decoder import NativeState, find_decoder
 from .native.steps import begin_step
 from .norms import normalise
@@ -191,7 +191,7 @@ class Decoder(TransformerStack):
             state = DecodingState(self, source, incremental_state, length - 1)
             return state.features(prev_output_tokens[:, -1], alignment_layer, alignment_heads)
         aligned, heads = self._aligned(alignment_layer, alignment_heads, decoding=False)
-        return _features(*self._whole(prev_output_tokens, not full_context_alignment, source, aligned), heads)
+        return _result(*self._whole(prev_output_tokens, not full_context_alignment, source, aligned), heads)
 
     def start(self, encoder_out: dict[str, list[Tensor]], beam: int = 1, checks_nan: bool = False):
         """Return the state of incremental decoding before the first position.
@@ -231,7 +231,7 @@ class Decoder(TransformerStack):
         return (layer * self.modules_per_layer + self.source_offset if layer >= 0 else -1), heads
 
     def _whole(self, tokens: Tensor, causal: bool, source: Source, aligned: int):
-        """Run all positions of *tokens* (B x T); see :meth:`run_layers`."""
+        """Run all positions of *tokens* (B x T); see :meth:`_features`."""
         positions = None if self.embed_positions is None else self.embed_positions(tokens)
         languages, memory_padding = source.languages, source.padding
         if languages is not None:
@@ -242,8 +242,8 @@ class Decoder(TransformerStack):
         if memory_padding is not None:
             memory_padding = padding_bias(memory_padding, like.dtype)
         causal = causal and mask is None
-        context = DecoderContext(source.memory, memory_padding, None, mask, padding, causal, languages=languages)
-        return self.run_layers(x, context, source.memories, aligned)
+        context = LayerContext(source.memory, memory_padding, None, mask, padding, causal, languages=languages)
+        return self._features(x, context, source.memories, aligned)
 
     def step_features(
         self, state: DecodingState, words: Tensor, layer: int | None = None, heads: int | None = None
@@ -254,7 +254,7 @@ class Decoder(TransformerStack):
         if source.languages is not None:
             source = source._replace(languages=languages_of(source.languages, len(words), state.caches))
         inputs = (state.caches, words, self.position_row(state.length), source, aligned, state.checks_nan)
-        return _features(*(self.run_step(*inputs) if self.compiled is None else self.compiled(self, *inputs)), heads)
+        return _result(*(self.run_step(*inputs) if self.compiled is None else self.compiled(self, *inputs)), heads)
 
     def position_row(self, length: int) -> Tensor | None:
         """Return the position (C) of the last of *length* tokens; None without absolute positions."""
@@ -263,7 +263,7 @@ class Decoder(TransformerStack):
     def run_step(
         self, caches: dict, words: Tensor, position: Tensor | None, source: Source, aligned: int, checks_nan: bool
     ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """Run a decoding step without a synchronisation; see :meth:`run_layers`.
+        """Run a decoding step without a synchronisation; see :meth:`_features`.
 
         Args:
             caches: see :class:`DecodingState`
@@ -278,41 +278,18 @@ class Decoder(TransformerStack):
         step = self.beam_state(caches, sources, x, words.ne(self.padding_idx), checks_nan)
         prepared = source.memory is not None and self.caches is not None and not self.stack.value_residual
         native = begin_step(self.layers, x, step) if prepared else None
-        context = DecoderContext(
+        context = LayerContext(
             source.memory, source.padding, caches, step=step, native=native, languages=source.languages
         )
-        return self.run_layers(x, context, source.memories, aligned)
+        return self._features(x, context, source.memories, aligned)
 
-    def run_layers(
-        self, x: Tensor, context: DecoderContext, memories: list[Tensor], aligned: int
+    def _features(
+        self, x: Tensor, context: LayerContext, memories: list[Tensor], aligned: int
     ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """Return features (B x T x C), weights of the attention to the source (H x B x T x S) or None, and y_0 ... y_M.
-
-        Args:
-            x: y_0, T x B x C
-            context: inputs shared by all layers
-            memories: one memory per layer; empty if all layers attend to the memory of *context*
-            aligned: index of the module that returns attention weights; -1 for none
-        """
-        attn, states, aggregator = None, [x], self.aggregator
-        if self.stack.value_residual:
-            context = context._replace(values=FirstValues())
-        state = aggregator.start(x)
-        runs = self.layer_drop()
-        for index, layer in enumerate(self.layers):
-            if not runs[index]:
-                state = aggregator.skip(state, index)
-                continue
-            x = aggregator.read(state, index)
-            if memories:
-                context = context._replace(memory=memories[index // self.modules_per_layer])
-            x, weights = layer(x, context, index == aligned)
-            state = aggregator.write(state, index, x)
-            if (index + 1) % self.modules_per_layer == 0:
-                states.append(aggregator.layer_output(state, x))
-            if weights is not None and index == aligned:
-                attn = weights.float().to(x)
-        return self.finish(aggregator.finish(state), context.languages), attn, states
+        """Return features (B x T x C), attention weights or None, and y_0 ... y_M; see :meth:`run_layers`."""
+        states, state, attn = self.run_layers(x, context, memories, aligned)
+        x = self.finish(self.aggregator.finish(state), context.languages)
+        return x, None if attn is None else attn.float().to(states[-1]), states
 
     def finish(self, x: Tensor, languages: Tensor | None) -> Tensor:
         """Return the features (B x T x C) of the stack's output *x* (T x B x C)."""
@@ -333,7 +310,7 @@ class Decoder(TransformerStack):
                 cache.reorder(incremental_state, order)
 
 
-def _features(x: Tensor, attn: Tensor | None, states: list[Tensor], heads: int | None) -> tuple[Tensor, dict]:
+def _result(x: Tensor, attn: Tensor | None, states: list[Tensor], heads: int | None) -> tuple[Tensor, dict]:
     """Return the result of :meth:`Decoder.extract_features`, with weights averaged over the first *heads* heads."""
     return x, {"attn": [None if attn is None else attn[:heads].mean(dim=0)], "inner_states": states}
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .attention import FirstValues
 from .attention.beam_reorder import hypotheses_per_sentence, read_order
 from .attention.luna import hidden_rows
 from .attention.masks import is_sync_free, padding_bias, product_type
 from .description import complete
 from .languages import LanguageIndex, LanguageTransform
-from .layers import wrap_layer
+from .layers import LayerContext, wrap_layer
 from .memories.luna import LunaMemory
 from .native.encoder import find_encoder
 from .norms import normalise
@@ -38,7 +37,6 @@ class Encoder(TransformerStack):
 
     def __init__(self, stack: Stack, embed_tokens: nn.Embedding, decoder: Stack | None = None):
         super().__init__(stack, embed_tokens)
-        self.num_evaluations = self.aggregator.num_evaluations
         self.packed = self.stack.attention.build().packed_sequence(self.stack)
         self.memory = None if decoder is None else self._build_memory(complete(decoder))
         self.memory_normalises = self.memory is not None and self.memory.normalises
@@ -103,7 +101,7 @@ class Encoder(TransformerStack):
 
         keeps_states = return_all_hiddens or self.memory is not None
         if self.packed is None:
-            states, state = self.run_layers(x, hidden, keeps_states, languages)
+            states, state = self._run(x, LayerContext(padding=hidden, languages=languages), keeps_states)
             x = self.aggregator.finish(state)
             memories = self._memories(states, x, state, languages)
             x = x if self.layer_norm is None else normalise(self.layer_norm, x, languages)
@@ -156,47 +154,20 @@ class Encoder(TransformerStack):
             both = torch.cat([hidden_rows(padding, rows), padding], dim=1)
             all_hidden = padding_bias(both, product_type(x))
         x = torch.cat([self.packed(x.size(1)).to(x.dtype), x])
-        states, state = self.run_layers(x, all_hidden, keeps_states)
+        states, state = self._run(x, LayerContext(padding=all_hidden), keeps_states)
         x = self.aggregator.finish(state)
         p, x = x.split([rows, x.size(0) - rows])
         x = x if self.layer_norm is None else self.layer_norm(x)
         memories = [] if self.memory is None else self.memory(p, x, hidden)
         return x, memories, [state[rows:] for state in states]
 
-    def run_layers(
-        self, x: Tensor, padding: Tensor | None, keeps_states: bool, languages: Tensor | None = None
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return y_0 ... y_L if *keeps_states*, and the final state of the aggregator.
-
-        Args:
-            x: y_0, T x B x C
-            padding: the :func:`padding_bias` of *x* (B x 1 x 1 x T); None without padding
-            keeps_states: return y_0 ... y_L
-            languages: indices of the target languages, B, which norms may depend on
-        """
-        aggregator, states = self.aggregator, [x] if keeps_states else []
-        shared = (padding, languages, FirstValues()) if self.stack.value_residual else (padding, languages)
-        native = find_encoder(self, x, padding)
-        state = aggregator.start(x)
+    def _run(self, x: Tensor, context: LayerContext, keeps_states: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Return y_0 ... y_L if *keeps_states*, and the final state of the aggregator; in kernels, if possible."""
+        aggregator, native = self.aggregator, find_encoder(self, x, context.padding)
         if native is not None and aggregator.running_sum and not keeps_states:
-            return states, aggregator.write(state, self.num_layers - 1, native(x, padding))
-        runs = self.layer_drop()
-        for index, layer in enumerate(self.layers if native is None else native.layers(x, padding)):
-            if runs[index]:
-                x = aggregator.read(state, index)
-                if self.num_evaluations == 1:
-                    x = layer(x, *shared)
-                else:
-                    outputs: list[Tensor] = []
-                    for _ in range(self.num_evaluations):
-                        outputs.append(layer(aggregator.next_input(x, outputs), *shared))
-                    x = aggregator.combine(x, outputs)
-                state = aggregator.write(state, index, x)
-                if keeps_states and (index + 1) % self.modules_per_layer == 0:
-                    states.append(aggregator.layer_output(state, x))
-            else:
-                state = aggregator.skip(state, index)
-        return states, state
+            return [], aggregator.write(aggregator.start(x), self.num_layers - 1, native(x, context.padding))
+        layers = None if native is None else native.layers(x, context.padding)
+        return self.run_layers(x, context, keeps_states=keeps_states, layers=layers)[:2]
 
     def reorder_encoder_out(self, encoder_out: dict[str, list[Tensor]], new_order: Tensor):
         """Return the output for the hypotheses *new_order*; the hypotheses of each sentence share one entry.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .attention import FirstValues
 from .description import complete
 from .dropout import Dropout
-from .layers import LayerDrop, build_layer, wrap_layer
+from .layers import LayerContext, LayerDrop, build_layer, wrap_layer
 from .norms import make_norm, normalise
 from .positions import LearnedPositions, SinusoidalPositions
 from .stack import Stack
@@ -72,6 +74,48 @@ class TransformerStack(nn.Module):
         if self.layernorm_embedding is not None:
             x = normalise(self.layernorm_embedding, x, None if languages is None else languages.unsqueeze(1))
         return self.dropout_module(x)
+
+    def run_layers(
+        self,
+        x: Tensor,
+        context: LayerContext,
+        memories: Sequence[Tensor] = (),
+        aligned: int = -1,
+        keeps_states: bool = True,
+        layers: Iterable[Any] | None = None,
+    ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+        """Return y_0 ... y_L if *keeps_states*, the final state of the aggregator, and attention weights or None.
+
+        Args:
+            x: y_0, T x B x C
+            context: inputs shared by all layers
+            memories: one memory per layer; empty if all layers attend to the memory of *context*
+            aligned: index of the module that returns attention weights (H x B x T x S); -1 for none
+            layers: replace the layers of the stack
+        """
+        aggregator, states, attn = self.aggregator, [x] if keeps_states else [], None
+        if self.stack.value_residual:
+            context = context._replace(values=FirstValues())
+        state, runs = aggregator.start(x), self.layer_drop()
+        for index, layer in enumerate(self.layers if layers is None else layers):
+            if not runs[index]:
+                state = aggregator.skip(state, index)
+                continue
+            x = aggregator.read(state, index)
+            if memories:
+                context = context._replace(memory=memories[index // self.modules_per_layer])
+            if aggregator.num_evaluations == 1:
+                x, weights = layer(x, context, index == aligned)
+                attn = weights if index == aligned else attn
+            else:
+                outputs: list[Tensor] = []
+                for _ in range(aggregator.num_evaluations):
+                    outputs.append(layer(aggregator.next_input(x, outputs), context)[0])
+                x = aggregator.combine(x, outputs)
+            state = aggregator.write(state, index, x)
+            if keeps_states and (index + 1) % self.modules_per_layer == 0:
+                states.append(aggregator.layer_output(state, x))
+        return states, state, attn
 
     def max_positions(self) -> int:
         """Return the maximum number of tokens per sentence."""

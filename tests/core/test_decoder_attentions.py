@@ -6,7 +6,7 @@ Their equations are proven in ``test_whole_models.py`` and ``test_luna.py``, ini
 import pytest
 import torch
 
-from fairseq_deep.core.layers import DecoderContext
+from fairseq_deep.core.layers import LayerContext
 from tests.helpers.decoder_attention import KINDS, LUNA, STACKS, make_model
 from tests.helpers.invariances import NEAR
 from tests.helpers.models import POSTNORM, make_batch
@@ -23,7 +23,7 @@ def test_dropout_is_once_on_each_sublayer(kind, stack, build):
     name, flags = STACKS[stack]
     layer, seen = build(name, dim=64, dropout=0.5, **flags, **KINDS[kind]).decoder.layers[0].train(), []
     layer.dropout_module.register_forward_hook(lambda _, args, output: seen.append((args[0], output)))
-    layer(torch.randn(6, 4, 64), DecoderContext(torch.randn(5, 4, 64), mask=torch.zeros(6, 6)))
+    layer(torch.randn(6, 4, 64), LayerContext(torch.randn(5, 4, 64), mask=torch.zeros(6, 6)))
     assert len(seen) == (1 if kind.startswith("merged") else 2) + (stack == "postnorm")
     for whole, dropped in seen:
         alive = whole != 0  # after a ReLU, some are not
@@ -35,10 +35,10 @@ def test_dropout_is_once_on_each_sublayer(kind, stack, build):
 def test_attention_dropout_does_not_act_on_the_mean(build):
     layer = build(POSTNORM, attention_dropout=1.0, decoder_attn="merged").decoder.layers[0].train()
     x, memory, attend = torch.randn(6, 4, C), torch.randn(5, 4, C), layer.encoder_attn
-    context = DecoderContext(memory, mask=torch.zeros(6, 6))
-    output, _ = layer.attend(x, context, True)
+    context = LayerContext(memory, mask=torch.zeros(6, 6))
+    output, _ = layer.branch("merged", x, context)
     torch.testing.assert_close(output, attend.out_proj(layer.mean(attend.v_proj(x))), rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(layer.eval().attend(x, context, True)[0], output, atol=0.1)
+    assert not torch.allclose(layer.eval().branch("merged", x, context)[0], output, atol=0.1)
 
 
 def steps(model, encoder_out, target, state=None):

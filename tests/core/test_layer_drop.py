@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from fairseq_deep.core.layers import LayerDrop
+from fairseq_deep.core.layers import LayerContext, LayerDrop
 from tests.helpers.equations import affine
 from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
 from tests.helpers.tensors import shake
@@ -60,12 +60,12 @@ def test_dlcl_with_skipped_layers_follows_its_definition(norm, options, build, m
     def naive():
         entries = [start]
         for layer, runs_now, own in zip(layers, runs, norms):
-            entry = layer(combine(entries, *given, **read), None) if runs_now else entries[-1]
+            entry = layer(combine(entries, *given, **read), LayerContext())[0] if runs_now else entries[-1]
             entries.append(layer_norm(entry, *own) if runs_now and norm == "prenorm" else entry)
         return combine(entries, *given, **read)
 
     def ours():
-        return aggregator.finish(encoder.run_layers(start, None, False)[1])
+        return aggregator.finish(encoder.run_layers(start, LayerContext())[1])
 
     weights, results = [start, *aggregator.parameters(), *layers.parameters()], []
     for forward in (ours, naive):

@@ -19,6 +19,7 @@ from fairseq_deep.core.aggregators.lstm_cell import norm_gates
 from fairseq_deep.core.attention.beams import SharedBeamState
 from fairseq_deep.core.decoding import decode_in
 from fairseq_deep.core.decoding.int8 import Int8Linear
+from fairseq_deep.core.layers import LayerContext
 from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.encoder import find_encoder
 from fairseq_deep.core.native.packed import NativeLinear, PacksWeight
@@ -162,7 +163,7 @@ def test_changes_of_an_encoder_layer_are_seen(change, prepared):
     found = find_encoder(encoder, x, None)
     if change in ("weights", "norm", "bias"):
         assert found not in (None, first) and not torch.allclose(found(x, None), first(x, None))
-        near([found(x, None)], [layer(x, None)])
+        near([found(x, None)], [layer(x, LayerContext())[0]])
     else:
         assert found is None
 
@@ -218,8 +219,7 @@ def test_an_encoder_layer_in_int8_is_that_of_its_parts(prepared):
     model = prepared("transformer_modern_6l")
     decode_in(model, "int8")
     layer, x = model.encoder.layers[0], torch.randn(7, 3, model.encoder.stack.dim)
-    (ours,) = (run(x) for run in find_encoder(model.encoder, x, None).layers(x, None)[:1])
-    theirs = layer(x, None)
+    ours, theirs = find_encoder(model.encoder, x, None).layers(x, None)[0](x)[0], layer(x, LayerContext())[0]
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-2)
     assert float((ours - theirs).abs().mean()) < 1e-4, "a rounding more or less is rare"
 

@@ -125,12 +125,12 @@ def test_data_parallel_training_is_that_of_the_uncompiled_model(make, batches, p
 
 @pytest.mark.parametrize("name", [PLAIN, LSTM])
 def test_layers_share_what_is_compiled(make, batches, name):
-    """One graph for each class of module, and one more for wanted attention weights, whatever the depth."""
+    """One graph for each class of module and stack, and one more for wanted attention weights, whatever the depth."""
     compiled = make(name, encoder_layers=4, decoder_layers=4)[1]
     before = compiling.graphs()
     train(compiled, batches[:1])
     assert_compiled(compiled)
-    assert compiling.graphs() - before <= 2 * len(compiled.compiler.functions)
+    assert compiling.graphs() - before <= 2 * len(compiled.compiler.functions) + 1
 
 
 def test_shapes_share_what_is_compiled(make, dictionary):

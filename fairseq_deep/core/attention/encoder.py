@@ -7,6 +7,8 @@ from torch import nn
 from fairseq_deep.core.registry import Method, Registry
 from fairseq_deep.core.stack import Stack
 
+from .building import self_attention
+
 ENCODER_ATTENTIONS = Registry("--encoder-attn")
 
 
@@ -24,6 +26,10 @@ class SelfOfSource(Method):
     relative = True
     parallel = False
     paper = "Vaswani 2017"
+
+    def target(self, stack: Stack, bias: bool) -> nn.Module:
+        """Build the attention to the positions of the source."""
+        return self_attention(stack, causal=False, bias=bias)
 
     def packed_sequence(self, stack: Stack) -> nn.Module | None:
         """Build the packed sequence of *stack*; None for no packed sequence."""

@@ -132,7 +132,7 @@ class LunaAttention(MultiheadAttention):
         """Split *both*, (l + S) x B x C, into p and x."""
         return both.split([self.length, both.size(0) - self.length])
 
-    def forward(self, query: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, None]:
+    def forward(self, query: Tensor, key_padding_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
         """Attend.
 
         Args:
@@ -168,6 +168,9 @@ class LunaOfSource(SelfOfSource):
 
     def __init__(self, length: int = LENGTH):
         self.length = length
+
+    def target(self, stack: Stack, bias: bool) -> nn.Module:
+        return LunaAttention(stack, self.length)
 
     def packed_sequence(self, stack: Stack) -> nn.Module | None:
         return PackedSequence(stack, self.length)

@@ -1,8 +1,8 @@
 """Encoder and decoder layers, with fairseq's parameter names for compatible checkpoints."""
 
 from .building import build_layer
-from .context import DecoderContext
+from .context import LayerContext
 from .layer_drop import LayerDrop
 from .wrapping import wrap_layer
 
-__all__ = ["DecoderContext", "LayerDrop", "build_layer", "wrap_layer"]
+__all__ = ["LayerContext", "LayerDrop", "build_layer", "wrap_layer"]

@@ -1,4 +1,4 @@
-"""Inputs shared by all layers of a decoder in one forward pass."""
+"""Inputs shared by all layers of a stack in one forward pass."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from fairseq_deep.core.attention import DecodingStep, FirstValues
 from fairseq_deep.core.native.steps import NativeStep
 
 
-class DecoderContext(NamedTuple):
-    """Inputs of a decoder layer other than the hidden states.
+class LayerContext(NamedTuple):
+    """Inputs of a layer other than the hidden states.
 
     Attributes:
         memory: S x B x C, the encoder output that the layer attends to; None without a source
         memory_padding: B x S, true where *memory* is padding, or its additive form (:func:`padding_bias`)
         cache: keys, values and sums of incremental decoding; None for whole sentences
         mask: added to the scores of self-attention, T x T or B x 1 x T x T
-        padding: B x T, true where the target is padding, or its additive form
+        padding: B x T, true where the stack's own positions are padding, or its additive form; None without padding
         causal: positions see no later ones, without a *mask* that hides them
         step: inputs shared by the attentions of a decoding step, from :class:`SharedBeamState`
         values: the values of the first self-attention, with value residual

@@ -71,13 +71,16 @@ class FeedForward(nn.Module):
 
     Args:
         stack: the stack of the layer
+        present: whether the layer has one; otherwise the module only has the layer's dropout
     """
 
-    def __init__(self, stack: Stack):
+    def __init__(self, stack: Stack, present: bool):
         super().__init__()
-        self.embed_dim, gated, width = stack.dim, stack.ffn in GATED, hidden_width(stack)
-        name = GATED.get(stack.ffn, stack.activation)
         self.dropout_module = build_dropout(stack, stack.dropout)
+        if not present:
+            return
+        gated, width = stack.ffn in GATED, hidden_width(stack)
+        name = GATED.get(stack.ffn, stack.activation)
         self.relu = name == "relu"  # can be computed in place without gradients
         self.activation_fn = ACTIVATIONS[name]
         self.activation_dropout_module = build_dropout(stack, stack.activation_dropout)

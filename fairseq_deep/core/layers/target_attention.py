@@ -1,31 +1,14 @@
-"""Builds and runs the attentions of a decoder layer (``--decoder-attn``)."""
+"""Runs the attentions of a layer, in kernels or by torch's operations."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fairseq_deep.core.attention.decoder import SelfThenSource
-from fairseq_deep.core.stack import Stack
-
-from .context import DecoderContext
+from .context import LayerContext
 
 
-def _chosen(stack: Stack) -> SelfThenSource:
-    return SelfThenSource() if stack.attention is None else stack.attention.build()
-
-
-def target_attention(stack: Stack) -> nn.Module | None:
-    """Build the attention to the target's positions; None if the attention to the source includes it."""
-    return _chosen(stack).target(stack, stack.layout.attention_bias)
-
-
-def source_attention(stack: Stack) -> nn.Module:
-    """Build the attention to the source."""
-    return _chosen(stack).source(stack, stack.layout.attention_bias)
-
-
-def attend_to_target(attention: nn.Module, x: Tensor, context: DecoderContext) -> Tensor:
-    """Attend to the target's positions (T x B x C)."""
+def attend_to_target(attention: nn.Module, x: Tensor, context: LayerContext) -> Tensor:
+    """Attend to the positions of the stack itself (T x B x C)."""
     native = context.native and context.native.parts.get(attention)
     if native:
         return native(x, context)
@@ -46,7 +29,7 @@ def attend_to_target(attention: nn.Module, x: Tensor, context: DecoderContext) -
 
 
 def attend_to_source(
-    attention: nn.Module, x: Tensor, context: DecoderContext, need_weights: bool, added: Tensor | None = None
+    attention: nn.Module, x: Tensor, context: LayerContext, need_weights: bool, added: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Attend to the source: T x B x C, and the weights (H x B x T x S) or None.
 

@@ -13,8 +13,8 @@ from .library import load
 from .packed import pointer, runs_native
 from .structures import Described, LayerStruct, Reads, SourceStruct
 
-LayerCall = Callable[..., Tensor]
-"""Maps the input of a layer (T x B x C), and arguments that are not used, to its output."""
+LayerCall = Callable[..., tuple[Tensor, None]]
+"""Maps the input of a layer (T x B x C), and arguments that are not used, to its output and no attention weights."""
 
 
 class NativeEncoder:
@@ -48,7 +48,8 @@ class NativeEncoder:
     def layers(self, x: Tensor, bias: Tensor | None) -> list[LayerCall]:
         """Return each layer as a function for inputs with the shape and the *bias* of *x*."""
         source = self._source(x, bias)
-        return [lambda x, *_, first=first: self._layers(x, source, first, 1) for first in range(len(self._structs))]
+        return [lambda x, *_, first=first: (self._layers(x, source, first, 1), None)
+                for first in range(len(self._structs))]  # fmt: skip
 
     def _source(self, x: Tensor, bias: Tensor | None) -> tuple[SourceStruct, list[Tensor]]:
         """Return the structure of a batch, and the tensors that own its memory."""

@@ -37,12 +37,14 @@ def describe_attention(attention: nn.Module, reads: Reads) -> AttentionStruct:
 
 
 def describe_layer(layer: nn.Module, reads: Reads) -> LayerStruct:
-    """Return the structure of an ``EncoderLayer`` or a ``DecoderLayer``, in evaluation mode.
+    """Return the structure of a :class:`~fairseq_deep.core.layers.layer.Layer`, in evaluation mode.
 
     Raises:
         Unsupported: the kernels do not support it
     """
     if "kernels" not in type(layer).__dict__ or reads(layer, "training"):
+        raise Unsupported
+    if not {name for name, _ in layer.sublayers} <= {*SUBLAYERS}:
         raise Unsupported
     reads.run_whole(layer)
     if reads(reads(layer, "dropout_module"), "apply_during_inference"):

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.checkpoints import upgrade
 from fairseq_deep.core.description import SIDES, describe
-from fairseq_deep.core.layers.base_layer import has_norms
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 from fairseq_deep.errors import one_line
@@ -147,7 +146,7 @@ def _find_dictionaries(path: str, state: dict[str, Any], task: Any) -> dict[str,
 
 
 def _norms(stack: Stack) -> str:
-    return ("pre-norm" if stack.pre_norm else "post-norm") if has_norms(stack) else "no norms"
+    return ("pre-norm" if stack.pre_norm else "post-norm") if stack.init.method.layer_norm else "no norms"
 
 
 def _fitting(kind: str, new: Stack) -> str:
