@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 
-from fairseq_deep.core.attention import AttentionOptions, MultiheadAttention
+from fairseq_deep.core.attention import MultiheadAttention
 from fairseq_deep.core.attention.masks import padding_bias
+from fairseq_deep.core.stack import Stack
 from tests.helpers.equations import projections
 from tests.helpers.tensors import DOUBLE, assert_same, randomise
 from tests.reference.naive_attention import attention as naive_attention
@@ -22,9 +23,9 @@ KINDS = {
     "no bias": {"bias": False},
     "grouped": {"kv_heads": 2},
     "one key-value head, QK-norm": {"kv_heads": 1, "qk_norm": True},
-    "gate of heads": {"gate": "heads"},
-    "gate of features, grouped": {"gate": "features", "kv_heads": 2},
-    "Sub-LN": {"output_norm": True},
+    "gate of heads": {"attention_gate": "heads"},
+    "gate of features, grouped": {"attention_gate": "features", "kv_heads": 2},
+    "Sub-LN": {"sub_norm": True},
 }
 POSITIONS = {  # of self-attention alone: rotations for fewer positions than there are, and relative positions
     "rotary, QK-norm": {"rotary": 2, "qk_norm": True},
@@ -40,9 +41,9 @@ SELF = [(kind, causal, products, [*PADDING][(place + number) % 4])
             itertools.product([False, "mask", "flag"], ["plain", "fused", "weights"]))]  # fmt: skip
 
 
-def make(output_norm=False, kdim=None, **options):
-    norm = {"output_norm": torch.nn.LayerNorm(C)} if output_norm else {}
-    return randomise(MultiheadAttention(C, H, kdim, AttentionOptions(**norm, **options)).double())
+def make(kdim=None, causal=False, bias=True, rotary=None, **options):
+    positions = {} if rotary is None else {"positions": "rotary", "max_positions": rotary}
+    return randomise(MultiheadAttention(Stack(1, C, heads=H, **positions, **options), kdim, causal, bias).double())
 
 
 def padding_mask(kind, length=T):
@@ -114,7 +115,7 @@ def test_attention_to_a_memory_equals_the_equations(kind, kdim, padding, need_we
 @pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
 def test_dropout_acts_on_the_weights_in_training_only(need_weights):
     """Values of one, projected by nothing: the output is the sum of the weights that are left, doubled."""
-    module = MultiheadAttention(2, 1, options=AttentionOptions(dropout=0.5, bias=False))
+    module = MultiheadAttention(Stack(1, 2, attention_dropout=0.5), bias=False)
     with torch.no_grad():
         module.q_proj.weight.zero_()
         module.out_proj.weight.copy_(torch.eye(2))
@@ -129,7 +130,7 @@ def test_dropout_acts_on_the_weights_in_training_only(need_weights):
 
 def test_training_rounds_alike_with_and_without_gradients():
     """Recomputation trusts in it: its first pass has no gradients, its second one has."""
-    attention, x = MultiheadAttention(16, 2, options=AttentionOptions(dropout=0.1)), torch.randn(30, 3, 16)
+    attention, x = MultiheadAttention(Stack(1, 16, heads=2, attention_dropout=0.1)), torch.randn(30, 3, 16)
     found = []
     for wanted in (False, True):
         torch.manual_seed(1)

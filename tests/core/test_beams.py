@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_deep.core.attention import AttentionOptions, MultiheadAttention, SharedBeamState, multihead
+from fairseq_deep.core.attention import MultiheadAttention, SharedBeamState, multihead
 from fairseq_deep.core.attention.beam_reorder import keep_sources, read_order
 from fairseq_deep.core.attention.cache import TargetCache, append, select
+from fairseq_deep.core.stack import Stack
 from tests.helpers.models import reorder_all
 from tests.helpers.tensors import DOUBLE, randomise
 
@@ -66,8 +67,8 @@ def test_attention_in_steps_equals_attention_from_scratch(kind, orders, joined, 
     monkeypatch.setattr(multihead, "fuses_steps", lambda q: fused)
     sentences, orders = EVERY[orders]
     relative = 2 if "relative" in kind or "values" in kind else None
-    options = AttentionOptions(causal=True, relative_positions=relative, relative_values="values" in kind)
-    module = MultiheadAttention(C, H, KDIM if kind == "memory" else None, options)
+    stack = Stack(1, C, heads=H, relative_positions=relative, relative_values="values" in kind)
+    module = MultiheadAttention(stack, KDIM if kind == "memory" else None, causal=True)
     module = randomise(module).to(**real).eval()
     fast = copy.deepcopy(module)
     if joined:

@@ -11,7 +11,7 @@ from torch import nn
 from fairseq_deep.core.aggregators import DepthwiseLstm, Dlcl, Mlrf, Routing
 from fairseq_deep.core.aggregators.lstm import GLU, Hidden
 from fairseq_deep.core.aggregators.node import Node
-from fairseq_deep.core.attention import AttentionOptions, AverageAttention, MultiheadAttention
+from fairseq_deep.core.attention import AverageAttention, MultiheadAttention
 from fairseq_deep.core.dropout import Dropout, fast_dropout, speed_up_dropout
 from fairseq_deep.core.memories import Transparent
 from fairseq_deep.core.stack import Stack
@@ -99,7 +99,7 @@ def test_the_seed_decides():
 
 
 def test_all_parts_that_drop_entries_take_it(monkeypatch):
-    model = nn.ModuleList([Dropout(0.5), Dropout(0.5), MultiheadAttention(8, 2, options=AttentionOptions(dropout=0.5))])
+    model = nn.ModuleList([Dropout(0.5), Dropout(0.5), MultiheadAttention(Stack(1, 8, heads=2, attention_dropout=0.5))])
     speed_up_dropout(model)
     x = torch.ones(20, 3, 8)
     monkeypatch.setattr(F, "dropout", None)
@@ -135,7 +135,7 @@ def test_retained_dropout_is_retained_in_all_that_connects_layers(name, flags, b
 
 def test_without_the_flag_attention_draws_as_torch_does(monkeypatch):
     monkeypatch.setattr("fairseq_deep.core.dropout.fast_dropout", None)
-    attention = MultiheadAttention(8, 2, options=AttentionOptions(dropout=0.5)).train()
+    attention = MultiheadAttention(Stack(1, 8, heads=2, attention_dropout=0.5)).train()
     first, second = attention(torch.ones(20, 3, 8))[0], attention(torch.ones(20, 3, 8))[0]
     assert not torch.equal(first, second)
 

@@ -11,6 +11,7 @@ import torch
 
 from fairseq_deep.core import encoder
 from fairseq_deep.core.attention import MultiheadAttention, masks
+from fairseq_deep.core.stack import Stack
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.methods import structure
@@ -112,7 +113,7 @@ def test_what_the_task_says_is_checked_on_a_gpu(dictionary):
 @pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
 def test_hidden_keys_have_no_weight_and_hidden_rows_are_finite(dtype, need_weights):
     """Also with large scores, and with padding that makes a whole sentence."""
-    module = randomise(MultiheadAttention(C, H)).to(dtype)
+    module = randomise(MultiheadAttention(Stack(1, C, heads=H))).to(dtype)
     query, mask = 20 * torch.randn(T, B, C, dtype=dtype), padded(2, 3)
     bias = masks.padding_bias(mask, dtype)
     endless = torch.zeros_like(bias).masked_fill(mask.view(B, 1, 1, T), float("-inf"))

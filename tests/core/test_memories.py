@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fairseq_deep.core.memories.layerwise import Layerwise, depth_aligned
-from fairseq_deep.core.memories.msc import GruCell
 from fairseq_deep.core.memories.transparent import Transparent
 from fairseq_deep.core.stack import Stack
 from tests.helpers.tensors import DOUBLE, assert_same, randomise
@@ -81,14 +80,3 @@ def test_layerwise_takes_the_layer_of_the_same_depth():
         assert len(actual) == count and all(got is want for got, want in zip(actual, expected))
 
 
-def test_the_cell_of_msc_is_torchs():
-    seeded = []
-    for kind in (GruCell(C), torch.nn.GRUCell(C, C)):
-        torch.manual_seed(1)
-        kind.reset_parameters()
-        seeded.append(kind)
-    cell, other = seeded
-    for (name, got), (other_name, want) in zip(cell.named_parameters(), other.named_parameters()):
-        assert name == other_name and torch.equal(got, want)
-    x, h = torch.randn(2, T, B, C)
-    torch.testing.assert_close(cell(x, h).flatten(0, 1), other(x.flatten(0, 1), h.flatten(0, 1)))

@@ -41,10 +41,6 @@ class Linear(Aggregator):
     def __init__(self, stack: Stack):
         super().__init__(stack)
         self.matrix = nn.Parameter(torch.empty(self.dim, self.num_layers * self.dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set the weights such that H = y_L."""
         nn.init.zeros_(self.matrix)
         if self.num_layers > 0:
             nn.init.eye_(self.matrix[:, -self.dim :])

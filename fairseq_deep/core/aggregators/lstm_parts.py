@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.dropout import dropout_of
 from fairseq_deep.core.native.packed import PacksWeight, runs_native
+from fairseq_deep.core.xavier import fill_xavier
 
 from .lstm_cell import gated_cell
 
@@ -22,23 +23,19 @@ class Gates(PacksWeight):
 
     def __init__(self, in_dim: int, dim: int, forget_bias: float, biases: bool = False):
         super().__init__()
-        self.forget_bias = forget_bias
         self.weight = nn.Parameter(torch.empty(3 * dim, in_dim))
         self.bias = nn.Parameter(torch.zeros(3 * dim)) if biases else None
         self.norm_weight = nn.Parameter(torch.empty(3, dim))
         self.norm_bias = nn.Parameter(torch.empty(3, dim))
-        self.reset_parameters()
-
-    def make_generation_fast_(self, **_) -> None:
-        """Prepare for generation; also called by fairseq."""
-        self.repack()
-
-    def reset_parameters(self) -> None:
         for matrix in self.weight.chunk(3):
             nn.init.xavier_uniform_(matrix)
         nn.init.ones_(self.norm_weight)
         nn.init.zeros_(self.norm_bias)
-        nn.init.constant_(self.norm_bias[1], self.forget_bias)
+        nn.init.constant_(self.norm_bias[1], forget_bias)
+
+    def make_generation_fast_(self, **_) -> None:
+        """Prepare for generation; also called by fairseq."""
+        self.repack()
 
     def products(self, c: Tensor) -> Tensor:
         """Return the inputs of all gates before their norms (T x B x 3C) for *c* (T x B x in_dim)."""
@@ -81,13 +78,7 @@ class Hidden(nn.Module):
         self.fc2 = nn.Linear(hidden // 2, dim, bias=biases) if hidden else None
         self.dropout = dropout_of(self, dropout)
         self.activation_dropout = dropout_of(self, activation_dropout)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        for linear in (linear for linear in (self.fc1, self.fc2) if linear is not None):
-            nn.init.xavier_uniform_(linear.weight)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+        fill_xavier(*filter(None, (self.fc1, self.fc2)))
 
     def forward(self, c: Tensor) -> Tensor:
         """Return h (T x B x C) for *c* (T x B x in_dim)."""

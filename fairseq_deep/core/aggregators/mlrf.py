@@ -28,6 +28,7 @@ from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.keep_fp32 import KeepFp32, widened
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
+from fairseq_deep.core.xavier import fill_xavier
 
 from .base import AGGREGATORS, Aggregator
 from .weighted_sum import weighted_sums
@@ -77,9 +78,7 @@ class JoinedLayers(nn.Module):
         self.fc1 = nn.Linear(layers * dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
         self.dropout = dropout_of(self, dropout)
-        for linear in (self.fc1, self.fc2):
-            nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
+        fill_xavier(self.fc1, self.fc2)
 
     def forward(self, outputs: list[Tensor]) -> Tensor:
         return self.fc2(self.dropout(F.relu(self.fc1(torch.cat(outputs, dim=-1)))))
@@ -99,8 +98,7 @@ class MultiHop(nn.Module):
         self.hidden = nn.Linear(dim, hidden, bias=False)
         self.hops = nn.Linear(hidden, hops, bias=False)
         self.out = nn.Linear(hops * dim, dim, bias=False)
-        for linear in (self.hidden, self.hops, self.out):
-            nn.init.xavier_uniform_(linear.weight)
+        fill_xavier(self.hidden, self.hops, self.out)
 
     def shares(self, layers: Tensor) -> Tensor:
         """Return U (L x T x B x n, at least in fp32) for Y (L x T x B x C)."""

@@ -53,9 +53,6 @@ class Mudd(KeepFp32, Aggregator):
         sizes = range(2, self.num_layers + 2)
         self.hidden = nn.ModuleList(nn.Linear(self.dim, size, bias=False) for size in sizes)
         self.out = nn.ModuleList(nn.Linear(size, size) for size in sizes)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
         for hidden, out in zip(self.hidden, self.out):
             nn.init.normal_(hidden.weight, std=self.dim**-0.5)
             nn.init.zeros_(out.weight)

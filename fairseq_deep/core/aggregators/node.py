@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.dropout import dropout_of
 from fairseq_deep.core.stack import Stack
+from fairseq_deep.core.xavier import fill_xavier
 
 from .base import Aggregator
 
@@ -44,9 +45,7 @@ class Node(nn.Module):
         self.layer_norm = nn.LayerNorm(stack.dim)
         self.activation_dropout = dropout_of(self, stack.activation_dropout)
         self.dropout = dropout_of(self, stack.dropout)
-        for linear in (self.fc1, self.fc2):
-            nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
+        fill_xavier(self.fc1, self.fc2)
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
         """Return the merged representation (T x B x C) of *inputs* (n times T x B x C)."""

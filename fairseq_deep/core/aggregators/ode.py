@@ -37,6 +37,7 @@ from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.keep_fp32 import KeepFp32, widened
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, MethodConfig, Stack
+from fairseq_deep.core.xavier import fill_xavier
 
 from .base import AGGREGATORS, Aggregator
 from .weighted_sum import weighted_sums
@@ -167,8 +168,7 @@ class Ode(KeepFp32, Aggregator):
         self.scalars = nn.Parameter(torch.ones(2)) if learned == "rk2-init" else None
         self.alpha = nn.Parameter(torch.full((1,), 0.5)) if learned == "ema" else None
         if self.gate is not None:
-            nn.init.xavier_uniform_(self.gate.weight)
-            nn.init.zeros_(self.gate.bias)
+            fill_xavier(self.gate)
         self.points, self.changes = _rows(self.num_evaluations, self.identity)
         self.total = _added(self.points[0], self.fixed, self.changes)
 

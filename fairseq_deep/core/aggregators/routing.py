@@ -39,6 +39,7 @@ from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.keep_fp32 import widened
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, Stack
+from fairseq_deep.core.xavier import fill_xavier
 
 from .base import AGGREGATORS, Aggregator
 
@@ -62,13 +63,7 @@ class Votes(nn.Module):
         self.vote = nn.Linear(dim, dim, bias=False)
         self.dropout = dropout_of(self, dropout)
         self.activation_dropout = dropout_of(self, activation_dropout)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        for linear in (self.fc1, self.fc2, self.vote):
-            nn.init.xavier_uniform_(linear.weight)
-        nn.init.zeros_(self.fc1.bias)
-        nn.init.zeros_(self.fc2.bias)
+        fill_xavier(self.fc1, self.fc2, self.vote)
 
     def forward(self, y: Tensor) -> Tensor:
         """Return v_l1 ... v_lN, concatenated (T x B x C), for *y* (T x B x C)."""

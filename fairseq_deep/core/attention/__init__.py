@@ -5,12 +5,10 @@ import pkgutil
 
 from .average import AverageAttention, RunningMean
 from .beams import DecodingStep, SharedBeamState
-from .building import self_attention
 from .decoder import DECODER_ATTENTIONS
 from .encoder import ENCODER_ATTENTIONS
 from .hypothesis_state import HypothesisState
 from .multihead import MultiheadAttention
-from .options import AttentionOptions
 from .ssru import Ssru
 from .target import TargetAttention
 from .value_residual import FirstValues
@@ -21,7 +19,6 @@ for _module in pkgutil.iter_modules(__path__):
 _METHODS = {**ENCODER_ATTENTIONS.classes(), **DECODER_ATTENTIONS.classes()}
 globals().update(_METHODS)
 __all__ = [
-    "DECODER_ATTENTIONS", "ENCODER_ATTENTIONS", "AttentionOptions", "AverageAttention", "DecodingStep", "FirstValues",
+    "DECODER_ATTENTIONS", "ENCODER_ATTENTIONS", "AverageAttention", "DecodingStep", "FirstValues",
     "HypothesisState", "MultiheadAttention", "RunningMean", "SharedBeamState", "Ssru", "TargetAttention",
-    "self_attention",
 ] + list(_METHODS)  # fmt: skip

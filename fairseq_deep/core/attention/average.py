@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.dropout import dropout_of
 from fairseq_deep.core.keep_fp32 import widened
+from fairseq_deep.core.xavier import fill_xavier
 
 from .beam_reorder import IncrementalState
 from .beams import DecodingStep
@@ -96,8 +97,7 @@ class AverageAttention(TargetAttention):
             self.fc1, self.fc2 = nn.Linear(dim, ffn_dim), nn.Linear(ffn_dim, dim)
         self.dropout_module = dropout_of(self, dropout)
         self.gate = nn.Linear(2 * dim, 2 * dim)
-        nn.init.xavier_uniform_(self.gate.weight)
-        nn.init.zeros_(self.gate.bias)
+        fill_xavier(self.gate)
 
     def whole(self, x: Tensor, padding: Tensor | None, causal: bool) -> Tensor:
         return self._gated(x, self.mean(x, padding, causal))

@@ -13,7 +13,6 @@ from fairseq_deep.core.registry import Method, Registry, UsageError
 from fairseq_deep.core.stack import Stack
 
 from .average import AverageAttention
-from .building import attention_options, self_attention
 from .multihead import MultiheadAttention
 
 DECODER_ATTENTIONS = Registry("--decoder-attn")
@@ -38,12 +37,11 @@ class SelfThenSource(Method):
 
     def target(self, stack: Stack, bias: bool) -> nn.Module | None:
         """Build the attention to the target's positions; None if the attention to the source includes it."""
-        return self_attention(stack, causal=True, bias=bias)
+        return MultiheadAttention(stack, causal=True, bias=bias)
 
     def source(self, stack: Stack, bias: bool) -> MultiheadAttention:
         """Build the attention to the source."""
-        width = stack.dim if stack.memory_dim is None else stack.memory_dim
-        return MultiheadAttention(stack.dim, stack.heads, width, attention_options(stack, bias))
+        return MultiheadAttention(stack, stack.dim if stack.memory_dim is None else stack.memory_dim, bias=bias)
 
 
 @DECODER_ATTENTIONS.register("average")

@@ -7,7 +7,7 @@ from torch import nn
 from fairseq_deep.core.registry import Method, Registry
 from fairseq_deep.core.stack import Stack
 
-from .building import self_attention
+from .multihead import MultiheadAttention
 
 ENCODER_ATTENTIONS = Registry("--encoder-attn")
 
@@ -29,7 +29,7 @@ class SelfOfSource(Method):
 
     def target(self, stack: Stack, bias: bool) -> nn.Module:
         """Build the attention to the positions of the source."""
-        return self_attention(stack, causal=False, bias=bias)
+        return MultiheadAttention(stack, bias=bias)
 
     def packed_sequence(self, stack: Stack) -> nn.Module | None:
         """Build the packed sequence of *stack*; None for no packed sequence."""

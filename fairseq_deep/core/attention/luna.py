@@ -35,6 +35,7 @@ are in :mod:`.luna_causal`.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,10 +48,8 @@ from fairseq_deep.core.positions import sinusoids
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
-from .building import attention_options
 from .encoder import ENCODER_ATTENTIONS, SelfOfSource
 from .multihead import MultiheadAttention
-from .options import AttentionOptions
 
 LENGTH = 16
 """Default of ``--luna-length``, the number of rows of p."""
@@ -106,8 +105,8 @@ class Packing(MultiheadAttention):
     """
 
     def __init__(self, stack: Stack):
-        options = AttentionOptions(dropout=stack.attention_dropout, bias=stack.layout.attention_bias)
-        super().__init__(stack.dim, stack.heads, stack.dim, options)
+        plain = replace(stack, attention_gate=None, sub_norm=False)
+        super().__init__(plain, stack.dim, bias=stack.layout.attention_bias)
         self.out_proj = nn.Identity()
 
     def reset_parameters(self) -> None:
@@ -124,7 +123,7 @@ class LunaAttention(MultiheadAttention):
     """
 
     def __init__(self, stack: Stack, length: int):
-        super().__init__(stack.dim, stack.heads, stack.dim, attention_options(stack))
+        super().__init__(stack, stack.dim)
         self.length = length
         self.pack = Packing(stack)
 

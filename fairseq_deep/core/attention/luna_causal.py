@@ -19,7 +19,6 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
 from .beams import DecodingStep
-from .building import attention_options
 from .decoder import DECODER_ATTENTIONS, SelfThenSource
 from .hypothesis_state import HypothesisState
 from .luna import LENGTH
@@ -80,7 +79,7 @@ class LunaCausalAttention(TargetAttention, MultiheadAttention):
     method, reads_memory = "luna", True
 
     def __init__(self, stack: Stack, bias: bool, length: int):
-        super().__init__(stack.dim, stack.heads, stack.dim, attention_options(stack, bias))
+        super().__init__(stack, stack.dim, bias=bias)
         self.pq_proj, self.pc_proj = (nn.Linear(stack.dim, stack.dim, bias=bias) for _ in "pc")
         for proj in (self.pq_proj, self.pc_proj):
             nn.init.xavier_uniform_(proj.weight, gain=2**-0.5)
@@ -177,4 +176,4 @@ class LunaThenSource(SelfThenSource):
         return LunaCausalAttention(stack, bias, self.length)
 
     def source(self, stack: Stack, bias: bool) -> MultiheadAttention:
-        return PackedSourceAttention(stack.dim, stack.heads, stack.dim, attention_options(stack, bias))
+        return PackedSourceAttention(stack, stack.dim, bias=bias)

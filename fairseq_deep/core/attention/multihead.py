@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from fairseq_deep.core.compat import is_compiling
 from fairseq_deep.core.dropout import Dropout
 from fairseq_deep.core.native.steps import NativeAttention
-from fairseq_deep.core.norms import RmsNorm
+from fairseq_deep.core.norms import RmsNorm, make_norm
+from fairseq_deep.core.stack import Stack
 
 from .beam_reorder import IncrementalState
 from .beams import DecodingStep
@@ -28,7 +29,6 @@ from .cache import SourceCache, TargetCache, by_column
 from .groups import as_bias, as_heads, as_queries
 from .joined import join_projections
 from .masks import future_mask, padding_bias
-from .options import PLAIN, AttentionOptions
 from .products import attend_fused, attend_plainly, attention_weights, fuses_steps, trains_plainly
 from .relative import all_distances, relative_values, score_distances, step_distances
 from .rotary import RotaryPositions
@@ -39,44 +39,47 @@ class MultiheadAttention(nn.Module):
     """Self-attention of T x B x C queries, or their attention to a memory.
 
     Args:
-        dim: width C
-        num_heads: number of heads H, a divisor of *dim*
+        stack: width C, number of heads H, dropout, and the options of attentions; positions and the values of the first
+            layer are for self-attention only
         kdim: width of the memory; None for self-attention
-        options: see :class:`AttentionOptions`
+        causal: no position sees later ones, which then need no relative positions
+        bias: whether the four projections have a bias
     """
 
     kernels = NativeAttention
 
-    def __init__(self, dim: int, num_heads: int, kdim: int | None = None, options: AttentionOptions = PLAIN):
+    def __init__(self, stack: Stack, kdim: int | None = None, causal: bool = False, bias: bool = True):
         super().__init__()
-        self.num_heads, self.kv_heads = num_heads, options.kv_heads or num_heads
-        self.head_dim = dim // num_heads
-        self.dropout_module = Dropout(options.dropout, "MultiheadAttention")
-        self.q_proj = nn.Linear(dim, dim, bias=options.bias)
-        self.k_proj = nn.Linear(kdim or dim, self.kv_heads * self.head_dim, bias=options.bias)
-        self.v_proj = nn.Linear(kdim or dim, self.kv_heads * self.head_dim, bias=options.bias)
-        self.out_proj = nn.Linear(dim, dim, bias=options.bias)
-        self.of_memory = kdim is not None
+        dim, own = stack.dim, kdim is None
+        self.num_heads, self.kv_heads = stack.heads, stack.kv_heads or stack.heads
+        self.head_dim = dim // stack.heads
+        self.dropout_module = Dropout(stack.attention_dropout, "MultiheadAttention")
+        self.q_proj = nn.Linear(dim, dim, bias=bias)
+        self.k_proj = nn.Linear(kdim or dim, self.kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(kdim or dim, self.kv_heads * self.head_dim, bias=bias)
+        self.out_proj = nn.Linear(dim, dim, bias=bias)
+        self.of_memory = not own
         self.idle: tuple[str, ...] = ()  # matrices that generation does not use: qkv_proj contains them
         self.qkv_proj: nn.Linear | None = None  # in generation, the three joined
         self.relative_keys: nn.Parameter | None = None
         self.relative_values: nn.Parameter | None = None
         self.farthest = 0
-        if options.relative_positions is not None:
+        if own and stack.relative_positions is not None:
             # K+2 vectors if causal: the last is for all distances beyond K
-            self.farthest = options.relative_positions + (1 if options.causal else 0)
-            rows = self.farthest + 1 + (0 if options.causal else self.farthest)
+            self.farthest = stack.relative_positions + (1 if causal else 0)
+            rows = self.farthest + 1 + (0 if causal else self.farthest)
             self.relative_keys = nn.Parameter(torch.empty(rows, self.head_dim))
-            if options.relative_values:
+            if stack.relative_values:
                 self.relative_values = nn.Parameter(torch.empty(rows, self.head_dim))
-        self.rotary = None if options.rotary is None else RotaryPositions(self.head_dim, options.rotary)
-        self.q_norm, self.k_norm = (RmsNorm(self.head_dim) if options.qk_norm else None for _ in "qk")
-        gates = {None: 0, "heads": num_heads, "features": dim}[options.gate]
+        rotates = own and stack.positions == "rotary"
+        self.rotary = RotaryPositions(self.head_dim, stack.max_positions) if rotates else None
+        self.q_norm, self.k_norm = (RmsNorm(self.head_dim) if stack.qk_norm else None for _ in "qk")
+        gates = {None: 0, "heads": stack.heads, "features": dim}[stack.attention_gate]
         self.gate = nn.Linear(dim, gates, bias=False) if gates else None
-        self.output_norm = options.output_norm
-        self.value_residual = ValueResidual() if options.value_residual else None
-        self.own_cache = None if self.of_memory else TargetCache()
-        self.memory_cache = SourceCache() if self.of_memory else None
+        self.output_norm = make_norm(stack) if stack.sub_norm else None
+        self.value_residual = ValueResidual() if own and stack.value_residual else None
+        self.own_cache = TargetCache() if own else None
+        self.memory_cache = None if own else SourceCache()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.keep_fp32 import widened
 from fairseq_deep.core.stack import Stack
+from fairseq_deep.core.xavier import fill_xavier
 
 from .beam_reorder import IncrementalState
 from .beams import DecodingStep
@@ -43,9 +44,7 @@ class Ssru(TargetAttention, HypothesisState):
         super().__init__("recurrent_state")
         self.gate = nn.Linear(dim, dim)
         self.input_proj = nn.Linear(dim, dim, bias=False)
-        for linear in (self.gate, self.input_proj):
-            nn.init.xavier_uniform_(linear.weight)
-        nn.init.zeros_(self.gate.bias)
+        fill_xavier(self.gate, self.input_proj)
 
     def whole(self, x: Tensor, padding: Tensor | None, causal: bool) -> Tensor:
         z, v, dtype = self._inputs(x)

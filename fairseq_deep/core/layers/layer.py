@@ -182,16 +182,17 @@ class BareLayer(SubLayers):
             F, the merged output of two attentions (T x B x C, or T x B x 2C for "concat"), and the weights of the
             attention to the source (H x B x T x S) or None
         """
-        outputs, weights, query = [], None, x
+        outputs: list[Tensor] = []
+        weights, query = None, x
         for name, norm in self.sublayers:
-            if name != "cross" or context.memory is not None:
-                y, weights = self.branch(
-                    name, normalise(getattr(self, norm), query, context.languages), context, need_weights
-                )
-                outputs.append(y)
-                y = y.to(x.dtype)  # under autocast, types can differ
-                query = x + y if self.attn_residual else y
+            if name == "cross" and context.memory is None:
+                continue
+            if outputs:
+                outputs[0] = outputs[0].to(x.dtype)  # under autocast, types can differ
+                query = x + outputs[0] if self.attn_residual else outputs[0]
+            query = normalise(getattr(self, norm), query, context.languages)
+            output, weights = self.branch(name, query, context, need_weights)
+            outputs.append(output)
         if len(outputs) == 1:
             return outputs[0], weights
-        outputs = [output.to(x.dtype) for output in outputs]
         return torch.cat(outputs, dim=-1) if self.concat else outputs[0] + outputs[1], weights

@@ -22,8 +22,6 @@ Names here: ``cell`` is the GRU, ``context_norms[n - 1]`` is LN_n, ``memory_norm
 
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.aggregators.base import AGGREGATORS, Aggregator
@@ -33,41 +31,6 @@ from fairseq_deep.core.stack import Layout, Stack
 
 from .base import MEMORIES, Memory
 from .layerwise import depth_aligned
-
-
-class GruCell(nn.Module):
-    """One step of a GRU (Cho et al., 2014, in torch's form), separately at each position; 6 C^2 + 6 C parameters.
-
-        r, z = sigmoid(W_r x + b_r + U_r h + b'_r), sigmoid(W_z x + b_z + U_z h + b'_z)
-        n = tanh(W_n x + b_n + r * (U_n h + b'_n))
-        h' = (1 - z) * n + z * h
-
-    Names and initial values follow :class:`torch.nn.GRUCell`: rows of W_r, W_z and W_n in this order.
-
-    Args:
-        dim: width C
-    """
-
-    def __init__(self, dim: int):
-        super().__init__()
-        self.weight_ih = nn.Parameter(torch.empty(3 * dim, dim))
-        self.weight_hh = nn.Parameter(torch.empty(3 * dim, dim))
-        self.bias_ih = nn.Parameter(torch.empty(3 * dim))
-        self.bias_hh = nn.Parameter(torch.empty(3 * dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        bound = self.weight_ih.size(1) ** -0.5
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -bound, bound)
-
-    def forward(self, x: Tensor, h: Tensor) -> Tensor:
-        """Return h' (T x B x C) for the input *x* and the state *h* (T x B x C each)."""
-        own = F.linear(x, self.weight_ih, self.bias_ih).chunk(3, dim=-1)
-        past = F.linear(h, self.weight_hh, self.bias_hh).chunk(3, dim=-1)
-        r, z = torch.sigmoid(own[0] + past[0]), torch.sigmoid(own[1] + past[1])
-        n = torch.tanh(own[2] + r * past[2])
-        return (1 - z) * n + z * h
 
 
 def _num_blocks(stack: Stack, blocks: int | None) -> int:
@@ -113,7 +76,7 @@ class Msc(Aggregator):
         super().__init__(stack)
         self.num_blocks = 0 if stack.side == "decoder" else _num_blocks(stack, blocks)
         self.block_layers = stack.layers // max(self.num_blocks, 1)
-        self.cell = GruCell(self.dim) if self.num_blocks > 0 else None
+        self.cell = nn.GRUCell(self.dim, self.dim) if self.num_blocks > 0 else None
         self.context_norms = nn.ModuleList(nn.LayerNorm(self.dim) for _ in range(self.num_blocks))
 
     @classmethod
@@ -144,7 +107,7 @@ class Msc(Aggregator):
             return [output]
         if (layer + 1) % self.block_layers != 0:
             return [output] + state[1:]
-        context = self.cell(output, state[2])
+        context = self.cell(output.flatten(0, 1), state[2].flatten(0, 1)).view_as(output)  # at each position
         added = self._norm(context, (layer + 1) // self.block_layers)
         return [output, added, context] + state[3:] + [output + context]
 
