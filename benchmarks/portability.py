@@ -31,7 +31,7 @@ from fairseq_deep.core.search import SearchOptions  # noqa: E402
 from fairseq_deep.errors import UsageError  # noqa: E402
 from fairseq_deep.runtime import find_bundle, load_model  # noqa: E402
 from fairseq_deep.runtime.verification import Limits, Reference, compare  # noqa: E402
-from fairseq_deep.tools.alternatives import DEEP, OTHERS  # noqa: E402
+from fairseq_deep.tools.export import DEEP, OTHERS  # noqa: E402
 from fairseq_deep.tools.torch_format import ProgramModel, Programs  # noqa: E402
 from tests.helpers import onnx  # noqa: E402
 from tests.helpers.exports import write_model  # noqa: E402

@@ -21,8 +21,12 @@ OPTIONS = {"ctranslate2": ("relative_positions", "positions", "norm", "ffn", "kv
 """Options of layers that a format supports."""
 
 
+class Unsupported(UsageError):
+    """A format does not support a model."""
+
+
 def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
-    """Raise `UsageError` if the model's layers differ from the layers of fairseq's `transformer`."""
+    """Raise `Unsupported` if the model's layers differ from the layers of fairseq's `transformer`."""
     for side, stack in describe(flags).items():
         init, residual = stack.init.method, stack.residual
         supported = {
@@ -34,7 +38,7 @@ def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
         }
         for name, chosen in choices_of(stack).items():
             if not supported.get(name):
-                raise UsageError(f"{path} has {chosen} ({side}), which {NAMES[format]} does not support")
+                raise Unsupported(f"{path} has {chosen} ({side}), which {NAMES[format]} does not support")
 
 
 def formats_of(flags: argparse.Namespace) -> tuple[list[str], str]:
@@ -43,7 +47,7 @@ def formats_of(flags: argparse.Namespace) -> tuple[list[str], str]:
     for format, name in NAMES.items():
         try:
             check_layers("it", flags, format)
-        except UsageError as error:
+        except Unsupported as error:
             why = why or error.message.removeprefix("it has ").partition(" (")[0]
         else:
             found.append(name)
@@ -59,12 +63,12 @@ def may_be_plain(aggregator: Any) -> bool:
 
 
 def check_weights(path: str, model: Any, format: str) -> None:
-    """Raise `UsageError` if the weights of DLCL do not exactly represent residual connections."""
+    """Raise `Unsupported` if the weights of DLCL do not exactly represent residual connections."""
     for side in ("encoder", "decoder"):
         aggregator = getattr(getattr(model, side), "aggregator", None)
         if isinstance(aggregator, Dlcl) and not aggregator.is_plain():
             kind = "with weights that are not exactly residual"
-            raise UsageError(f"{path} has --layer-agg dlcl ({side}) {kind}, which {NAMES[format]} does not support")
+            raise Unsupported(f"{path} has --layer-agg dlcl ({side}) {kind}, which {NAMES[format]} does not support")
 
 
 def fold_all(path: str, model: Any, tables: bool = False) -> bool:
@@ -77,5 +81,5 @@ def fold_all(path: str, model: Any, tables: bool = False) -> bool:
         streams = fold_streams(model, tables)
         fold(model)
     except UsageError as error:
-        raise UsageError(f"{path} has {error}") from error
+        raise Unsupported(f"{path} has {error}") from error
     return bool(streams)

@@ -22,8 +22,8 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import packaged
 from fairseq_deep.runtime.engines.ct2_engine import Ct2Engine, check_package, version
 from fairseq_deep.runtime.exported import CTRANSLATE2, write_record
+from fairseq_deep.runtime.plain import Unsupported
 from fairseq_deep.runtime.verification import Limits
-from fairseq_deep.tools.alternatives import naming_others
 from fairseq_deep.tools.trained import Format, Trained
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh",
@@ -63,11 +63,10 @@ class CTranslate2(Format):
     def __init__(self, trained: Trained):
         super().__init__(trained)
         loaded, flags = trained.loaded, trained.loaded.stored.flags
-        with naming_others():
-            plain, _ = trained.plain("ctranslate2", tables=True)
-            problem = find_problem(loaded.model, flags)
-            if problem:
-                raise UsageError(f"{trained.path} has {problem}")
+        plain, _ = trained.plain("ctranslate2", tables=True)
+        problem = find_problem(loaded.model, flags)
+        if problem:
+            raise Unsupported(f"{trained.path} has {problem}")
         check_package()
         self.spec = build_spec(plain, flags.activation_fn, loaded.source, loaded.target)
         self.quantization = trained.args.quantization or DEFAULT

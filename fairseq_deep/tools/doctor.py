@@ -27,7 +27,7 @@ from fairseq_deep.tools.tables import format_table
 EXAMPLE = "fairseq-deep doctor --verbose"
 SET_UP = "pip install -r requirements.txt"
 OUR_BUILD = f"{SET_UP} (brings fairseq 0.12.2+deep9)"
-BF16_CAPABILITY = 8  # major compute capability of the first GPUs with bf16
+BF16_CAPABILITY = 8  # major compute capability of the first GPUs with bf16; older ones emulate it
 OTHER_BUILDS = (
     "other builds reject their own checkpoints with torch 2.6 or newer, or run code in them; they may interpret --bf16 "
     "as a request for a TPU, need numpy 1, and drop the last batch if its size is not a multiple of 8 (which "
@@ -156,12 +156,6 @@ def _cpu() -> str:
     return value
 
 
-def _memory() -> str:
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"
-    return ""
-
-
 def _disk() -> str:
     free = shutil.disk_usage(".").free / 2**30
     if free < 2:
@@ -266,48 +260,10 @@ def _console_scripts() -> str:
     return script
 
 
-def _fp16(torch: Any) -> str:
-    if torch.cuda.is_available():
-        return "usable"
-    other = ", or --memory-efficient-fp16" if _cpu_computes(torch, torch.float16) else ""
-    raise Problem("no", f"only on a GPU (here fp32{other})")
-
-
-def _amp(torch: Any) -> str:
-    return "usable (fp16)" if torch.cuda.is_available() else "runs, without effect on a CPU"
-
-
-def _bf16(torch: Any) -> str:
-    cuda = torch.cuda.is_available()
-    if cuda and torch.cuda.get_device_properties(0).major < BF16_CAPABILITY:
-        raise Problem("no", "not usable", "this GPU only emulates bf16", "use --fp16")
-    if not cuda and not _cpu_computes(torch, torch.bfloat16):
-        raise Problem("no", "not usable", "this torch does not support bf16 on a CPU", "train in fp32")
-    return "usable" if cuda else "usable (slow on a CPU)"
-
-
-def _cpu_computes(torch: Any, dtype: Any) -> bool:
-    try:
-        matrix = torch.ones(8, 8, dtype=dtype, requires_grad=True)
-        torch.nn.functional.layer_norm(matrix @ matrix, (8,)).softmax(-1).sum().backward()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _compiler() -> str:
-    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if not compiler:
-        cure = "apt-get install g++ (Debian), xcode-select --install (macOS)"
-        raise Problem("no", "none found", "fairseq's extensions cannot be built", cure)
-    return compiler
-
-
 ROWS = (
     Row("Python", _python),
     Row("platform", platform.platform),
     Row("CPU", _cpu),
-    Row("memory", _memory),
     Row("free disk", _disk),
     Row("torch", _torch),
     Row("GPU", _gpu, ("torch",)),
@@ -318,11 +274,7 @@ ROWS = (
     Row("--user-dir", _user_dir),
     Row("plugins", _plugins),
     Row("fairseq-train", _console_scripts),
-    Row("--fp16", _fp16, ("torch",)),
-    Row("--amp", _amp, ("torch",)),
-    Row("--bf16", _bf16, ("torch",)),
     Row("decoding", lambda machine: machine.describe(), ("fairseq_deep.core.decoding.machine",)),
     *(Row(name, functools.partial(importlib.metadata.version, name)) for name in PACKAGES),
-    Row("compiler", _compiler),
 )
 """The report, row by row."""

@@ -8,24 +8,27 @@ stores the encoder and a decoding step as programs of torch.export in one file.
 """
 
 import argparse
-import importlib
 import os
+import re
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime.plain import Unsupported
 from fairseq_deep.tools import translate
 from fairseq_deep.tools.arguments import at_least_one
+from fairseq_deep.tools.ctranslate2_format import CTranslate2
+from fairseq_deep.tools.fairseq_format import write_fairseq
+from fairseq_deep.tools.huggingface_format import Transformers
 from fairseq_deep.tools.input_text import read_lines
 from fairseq_deep.tools.output_files import check_new_folder, check_output_path, new_folder, replacing
+from fairseq_deep.tools.torch_format import TorchExport
+from fairseq_deep.tools.trained import Trained
 
 EXAMPLE = "fairseq-deep export model --format ctranslate2 --quantization int8 --output model.ct2"
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
-FORMATS = {
-    "fairseq": "",
-    "ctranslate2": "ctranslate2_format:CTranslate2",
-    "huggingface": "huggingface_format:Transformers",
-    "torch": "torch_format:TorchExport",
-}  # fmt: skip
-"""The class of each format."""
+FORMATS = {"ctranslate2": CTranslate2, "huggingface": Transformers, "torch": TorchExport}
+OTHERS = "use --format torch, or fairseq-deep package (most models)"
+"""Alternatives for models that a format does not support."""
+DEEP = "; a new deep model with --layer-agg residual --residual completep has all formats"
 DTYPES = ("float32", "bfloat16", "float16")
 SENTENCES = 200
 """Number of sentences for the check."""
@@ -54,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the output, and the options of each format."""
     parser.add_argument("checkpoint", metavar="MODEL", help="directory of a recipe, packaged model, or checkpoint")
     parser.add_argument("--output", required=True, metavar="PATH", help="checkpoint, file or new directory to write")
-    parser.add_argument("--format", choices=tuple(FORMATS), default="fairseq", help="output format (default: fairseq)")
+    forms = ("fairseq", *FORMATS)
+    parser.add_argument("--format", choices=forms, default="fairseq", help="output format (default: fairseq)")
     for formats, options in OPTIONS.items():
         group = parser.add_argument_group(f"with --format {' or '.join(formats)}")
         for flags, settings in options.items():
@@ -69,16 +73,19 @@ def run(args: argparse.Namespace) -> int:
         for flag in (flags.split()[0] for flags in options):
             if args.format not in formats and getattr(args, flag[2:].replace("-", "_")) is not None:
                 raise UsageError(f"{flag} requires --format {' or '.join(formats)}: add that, or omit {flag}")
-    if args.format == "fairseq":
-        from fairseq_deep.tools.fairseq_format import write_fairseq
+    try:
+        return write_fairseq(args) if args.format == "fairseq" else write(args)
+    except Unsupported as error:
+        fixed = re.search(": (use|train with) ", error.message)
+        deep = DEEP * (" --layer-agg " in error.message)
+        raise UsageError(f"{error.message}{deep}; {'or ' * bool(fixed)}{OTHERS}") from error
 
-        return write_fairseq(args)
+
+def write(args: argparse.Namespace) -> int:
+    """Write the model for another program than fairseq."""
     check_output(args)
     given = args.verify and [args.verify, *read_lines(args.verify)]
-    module, _, name = FORMATS[args.format].partition(":")
-    from fairseq_deep.tools.trained import Trained
-
-    form = getattr(importlib.import_module(f"fairseq_deep.tools.{module}"), name)(Trained(args.checkpoint, args))
+    form = FORMATS[args.format](Trained(args.checkpoint, args))
     with replacing(args.output) if args.format == "torch" else new_folder(args.output) as place:
         form.write(place)
         found = form.check(place, args.verify_sentences or SENTENCES, given)

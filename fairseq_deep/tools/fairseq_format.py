@@ -4,9 +4,14 @@ import argparse
 import dataclasses
 from typing import Any
 
+import torch
+
+from fairseq_deep.core.keep_fp32 import widened
 from fairseq_deep.errors import UsageError, one_line
+from fairseq_deep.runtime import build_model, find_bundle, search_of
 from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
-from fairseq_deep.tools.alternatives import naming_others
+from fairseq_deep.runtime.loading import read_model
+from fairseq_deep.runtime.plain import check_layers, check_weights, fold_all
 from fairseq_deep.tools.checkpoints import check_fairseq, save_checkpoint
 from fairseq_deep.tools.flags import added
 from fairseq_deep.tools.output_files import check_outputs
@@ -20,17 +25,13 @@ def write_fairseq(args: argparse.Namespace) -> int:
     check_fairseq()
     from fairseq_deep.plugin.models.dictionaries import KEY
     from fairseq_deep.plugin.stored import make_state
-    from fairseq_deep.runtime import build_model, find_bundle, search_of
-    from fairseq_deep.runtime.loading import read_model
-    from fairseq_deep.runtime.plain import check_layers, check_weights
 
     check_outputs([args.output], [args.checkpoint])
     bundle = find_bundle(args.checkpoint)
     path, stored = bundle.checkpoint, read_model(bundle)
     if stored.stock_arch:
         raise UsageError(f"{path} is already a model of fairseq ({stored.stock_arch}): use it without an export")
-    with naming_others():
-        check_layers(path, stored.flags, "fairseq")
+    check_layers(path, stored.flags, "fairseq")
     weights = dict(stored.tensors)
     try:
         sizes = [len(weights[f"{side}.embed_tokens.weight"]) - len(SPECIAL) for side in ("encoder", "decoder")]
@@ -38,9 +39,8 @@ def write_fairseq(args: argparse.Namespace) -> int:
         model = build_model(dataclasses.replace(stored, tensors=weights), *dictionaries)
     except (KeyError, UsageError) as error:
         raise UsageError(f"{path} does not fit its settings: {one_line(error)}") from error
-    with naming_others():
-        check_weights(path, model, "fairseq")
-        stored.tensors = plain_weights(path, model, weights, stored.flags)
+    check_weights(path, model, "fairseq")
+    stored.tensors = plain_weights(path, model, weights, stored.flags)
     for name in ("max_source_positions", "max_target_positions"):  # fairseq-train gives them to the task only
         vars(stored.flags).setdefault(name, stored.task[name])
     state = make_state(stored, dictionaries, bundle.data, {"task": stored.task, "search": search_of(bundle)})
@@ -71,11 +71,6 @@ def plain_weights(path: str, model: Any, stored: dict[str, Any], flags: argparse
     Folded weights have at least fp32: the smallest factors times a weight are below the normal numbers of fp16. Of
     tables that folding has separated, `flags` no longer say that they are shared.
     """
-    import torch
-
-    from fairseq_deep.core.keep_fp32 import widened
-    from fairseq_deep.runtime.plain import fold_all
-
     fold_all(path, model)
     own = {name: weight for name, weight in model.state_dict().items() if ".history." not in name}
     source, target, output = (own[f"{name}.weight"] for name in TABLES)

@@ -25,9 +25,9 @@ from fairseq_deep.core.positions import LearnedPositions, SinusoidalPositions, s
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.engines.transformers_engine import TARGET, TransformersEngine, check_package, quiet
 from fairseq_deep.runtime.exported import TRANSFORMERS, write_record
+from fairseq_deep.runtime.plain import Unsupported
 from fairseq_deep.runtime.verification import Limits
 from fairseq_deep.tools import huggingface_tokenizer as text
-from fairseq_deep.tools.alternatives import naming_others
 from fairseq_deep.tools.card import counts, make_export_card
 from fairseq_deep.tools.output_files import write_text
 from fairseq_deep.tools.trained import Format, Trained
@@ -84,8 +84,7 @@ class Transformers(Format):
         path, loaded, flags = trained.path, trained.loaded, trained.loaded.stored.flags
         if trained.search["gnmt_lenpen"]:
             raise UsageError(f"{path} has GNMT's length penalty, which transformers does not support")
-        with naming_others():
-            self.plain, streams = trained.plain("huggingface")
+        self.plain, streams = trained.plain("huggingface")
         text.check_tags(trained)
         merges = text.read_merges(trained.bundle.codes)
         try:
@@ -93,10 +92,12 @@ class Transformers(Format):
             text.make_vocabulary(loaded.target.symbols, merges)  # rejects what a tokenizer cannot distinguish
             shared = loaded.source == loaded.target
             self.sizes = Vocabulary(len(loaded.source), len(loaded.target), meanings, shared)
-            with naming_others():
-                self.kind = choose_class(self.plain, flags.activation_fn, self.sizes)
         except UsageError as error:
             raise UsageError(f"{path} has {error}") from error
+        problem = find_problem(self.plain, flags.activation_fn)
+        if problem:
+            raise Unsupported(f"{path} has {problem}, for which transformers has no class")
+        self.kind = choose_class(self.plain, self.sizes)
         check_package()
         tolerance = SHORT_FORM if streams and self.kind == FSMT else TOLERANCE
         self.limits = Limits(tolerance, None, SHARE if trained.search["lenpen"] >= LENPEN else None)
@@ -147,20 +148,15 @@ class Transformers(Format):
         write_text(os.path.join(folder, "README.md"), card)
 
 
-def choose_class(model: Any, activation: str, vocabulary: Vocabulary) -> str:
-    """Return the ``model_type`` that supports a plain *model*.
+def find_problem(model: Any, activation: str) -> str:
+    """Return the property of a plain `Transformer` that no class supports; "" if a class supports it.
 
     Args:
-        model: a `Transformer` with plain connections
         activation: fairseq's name of the activation function
-
-    Raises:
-        UsageError: no class supports the model; the message begins with the unsupported property
     """
     encoder, decoder = model.encoder.stack, model.decoder.stack
     stacks = {"encoder": model.encoder, "decoder": model.decoder}
-    pre, normed = encoder.pre_norm, model.encoder.layernorm_embedding is not None
-    fixed = all(isinstance(stack.embed_positions, SinusoidalPositions) for stack in stacks.values())
+    plain = not encoder.pre_norm and model.encoder.layernorm_embedding is None
     problems = {
         f"different widths ({encoder.dim} and {decoder.dim})": encoder.dim != decoder.dim,
         "pre-norm and post-norm stacks": encoder.pre_norm != decoder.pre_norm,
@@ -168,16 +164,23 @@ def choose_class(model: Any, activation: str, vocabulary: Vocabulary) -> str:
         **{f"no layers ({side})": not each.layers for side, each in stacks.items()},
         "--no-cross-attention": not decoder.cross_attention,
         f"--activation-fn {activation}": activation not in ACTIVATIONS,
-        "post-norm without sinusoidal positions and without --layernorm-embedding": not (pre or normed or fixed),
+        "post-norm without sinusoidal positions and without --layernorm-embedding": plain and not has_sinusoids(model),
     }
-    problem = next((problem for problem, holds in problems.items() if holds), "")
-    if problem:
-        raise UsageError(f"{problem}, for which transformers has no class")
-    if normed:
-        return MBART if pre else BART
-    if pre:
-        return M2M100 if fixed and vocabulary.rows == vocabulary.target else BLENDERBOT
-    return FSMT
+    return next((problem for problem, holds in problems.items() if holds), "")
+
+
+def has_sinusoids(model: Any) -> bool:
+    """Return whether both stacks have sinusoidal positions."""
+    return all(isinstance(each.embed_positions, SinusoidalPositions) for each in (model.encoder, model.decoder))
+
+
+def choose_class(model: Any, vocabulary: Vocabulary) -> str:
+    """Return the ``model_type`` that supports a plain *model* without a problem."""
+    if model.encoder.layernorm_embedding is not None:
+        return MBART if model.encoder.stack.pre_norm else BART
+    if not model.encoder.stack.pre_norm:
+        return FSMT
+    return M2M100 if has_sinusoids(model) and vocabulary.rows == vocabulary.target else BLENDERBOT
 
 
 def make_config(model: Any, flags: Any, kind: str, vocabulary: Vocabulary, languages: Sequence[str]) -> Any:

@@ -9,10 +9,9 @@ from typing import Any
 
 from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.core.transformer import Transformer
-from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import find_bundle, load_model, search_of, verification
 from fairseq_deep.runtime.loading import ModelFacts
-from fairseq_deep.runtime.plain import check_layers, check_weights, fold_all
+from fairseq_deep.runtime.plain import Unsupported, check_layers, check_weights, fold_all
 from fairseq_deep.tools.translate import find_parts
 
 
@@ -52,14 +51,14 @@ class Trained:
             tables: whether the format stores fixed positions
 
         Raises:
-            UsageError: *format*, a key of `NAMES`, does not support the model
+            Unsupported: *format*, a key of `NAMES`, does not support the model
         """
         check_layers(self.path, self.loaded.stored.flags, format)
         check_weights(self.path, self.loaded.model, format)
         for symbols in (self.loaded.source.symbols, self.loaded.target.symbols):
             twice = next((symbol for symbol, count in Counter(symbols).items() if count > 1), None)
             if twice is not None:
-                raise UsageError(f"{self.path} has a dictionary in which {twice[:40]} occurs twice")
+                raise Unsupported(f"{self.path} has a dictionary in which {twice[:40]} occurs twice")
         model = copy.deepcopy(self.loaded.model)
         return model, fold_all(self.path, model, tables)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairseq_deep.runtime.plain import NAMES
-from fairseq_deep.tools.alternatives import OTHERS
+from fairseq_deep.tools.export import OTHERS
 from tests.helpers.exports import write_model
 from tests.helpers.models import make_dictionary
 
