@@ -30,7 +30,7 @@ from fairseq_deep.runtime.translator import Translation
 
 from .batching import Closed, QueueFull
 from .messages import Question, Refused, read_fields, read_question
-from .service import Service, log
+from .service import Service, hash_key, log
 
 GONE = 499  # the client has disconnected; this status appears only in the log
 DRAINED = 64 << 20
@@ -124,7 +124,8 @@ async def _translate(request: Request, service: Service) -> Response:
     limits, state = service.limits, request.state
     body = await _body(request, service)
     fields = read_fields(request.headers.get("content-type", ""), body)
-    if not service.keys.accept(fields.get("api_key")):
+    key = fields.get("api_key")
+    if service.keys and not (isinstance(key, str) and hash_key(key) in service.keys):
         raise Refused(403, "api_key: invalid or missing API key")
     question = read_question(fields, service.models, limits)
     del body, fields  # queued requests keep only their texts in memory

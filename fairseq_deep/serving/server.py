@@ -37,26 +37,12 @@ def listen(host: str, port: int) -> socket.socket:
         UsageError: the address is unknown or in use
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with closing_on_error(bound):
-            bound.bind(address)
-            bound.listen(BACKLOG)  # bind() can succeed for several sockets on one address, listen() only for one
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0].lower()
         raise UsageError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from error
-    return bound
-
-
-@contextlib.contextmanager
-def closing_on_error(bound: socket.socket) -> Iterator[socket.socket]:
-    """Close the socket on an error."""
-    try:
-        yield bound
-    except BaseException:
-        bound.close()
-        raise
 
 
 def run_server(app: Any, bound: socket.socket, timeout: float) -> int:
@@ -80,8 +66,7 @@ def run_server(app: Any, bound: socket.socket, timeout: float) -> int:
         timeout_graceful_shutdown=int(timeout + STOP_SECONDS),
     )  # fmt: skip
     server = _Server(config)
-    with contextlib.closing(bound):
-        server.run(sockets=[bound])
+    server.run(sockets=[bound])
     return 128 + server.signals[-1] if server.force_exit else 0
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,30 +91,13 @@ class Metrics:
         return generate_latest(self._registry).decode()
 
 
-class Keys:
-    """API keys; an empty set accepts all requests."""
-
-    def __init__(self, keys: Sequence[str]):
-        self._hashes = [_hash(key) for key in keys]
-
-    @property
-    def needed(self) -> bool:
-        """Whether requests require a key."""
-        return bool(self._hashes)
-
-    def accept(self, given: object) -> bool:
-        """Return whether *given* is a valid key; the comparison takes constant time."""
-        hashed = _hash(given if isinstance(given, str) else "")
-        found = [hmac.compare_digest(hashed, known) for known in self._hashes]
-        return not self.needed or (isinstance(given, str) and any(found))
-
-
-def _hash(key: str) -> bytes:
+def hash_key(key: str) -> bytes:
+    """Return the hash of an API key. Keys are compared by hashes, so the time of a comparison tells nothing of them."""
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
-def read_keys(path: str) -> Keys:
-    """Read the keys in a file, one per line.
+def read_keys(path: str) -> frozenset[bytes]:
+    """Return the hashes of the keys in a file, one per line.
 
     Raises:
         UsageError: the file cannot be read, or has no keys
@@ -128,17 +110,17 @@ def read_keys(path: str) -> Keys:
         raise UsageError(f"--api-key-file {path}: cannot be read ({reason})") from error
     if not keys:
         raise UsageError(f"--api-key-file {path}: has no keys; write one per line")
-    return Keys(keys)
+    return frozenset(map(hash_key, keys))
 
 
 class Service:
     """The state that the routes use.
 
     Args:
-        models: models with different language pairs
+        models: models by language pair
         batcher: batcher with the models' translators
         limits: limits of a request
-        keys: API keys
+        keys: hashes of the accepted API keys; empty: requests need none
 
     Attributes:
         held: size of all request bodies in memory, in bytes
@@ -147,12 +129,13 @@ class Service:
         UsageError: the queue is smaller than the maximum size of a request
     """
 
-    def __init__(self, models: Sequence[ServedModel], batcher: Batcher, limits: Limits, keys: Keys):
-        self.models = {model.pair: model for model in models}
-        self.batcher, self.limits, self.keys = batcher, limits, keys
+    def __init__(
+        self, models: dict[Pair, ServedModel], batcher: Batcher, limits: Limits, keys: Collection[bytes] = frozenset()
+    ):
+        self.models, self.batcher, self.limits, self.keys = models, batcher, limits, keys
         self.metrics = Metrics(batcher)
         self.held = 0
-        self.descriptions = [model.describe() for model in models]
+        self.descriptions = [model.describe() for model in models.values()]
         if batcher.capacity < limits.lines:
             raise UsageError(f"--max-queue {batcher.capacity} is less than --max-lines {limits.lines}; raise it")
 
@@ -165,24 +148,7 @@ class Service:
     def information(self) -> dict[str, Any]:
         """Return the answer of ``/models``."""
         limits = {"characters": self.limits.characters, "lines": self.limits.lines, "seconds": self.limits.timeout}
-        return {"models": self.descriptions, "limits": limits, "key_required": self.keys.needed}
-
-
-def check_pairs(models: Sequence[tuple[Pair, str]]) -> None:
-    """Reject two models with the same languages.
-
-    Args:
-        models: languages and path of each model
-
-    Raises:
-        UsageError: two models have the same languages; the message has both paths
-    """
-    seen: dict[Pair, str] = {}
-    for pair, path in models:
-        if pair in seen:
-            problem = f"{seen[pair]} and {path} both translate {pair.source} to {pair.target}"
-            raise UsageError(f"{problem}; omit one, or name other languages with --pair")
-        seen[pair] = path
+        return {"models": self.descriptions, "limits": limits, "key_required": bool(self.keys)}
 
 
 _LOCK = threading.Lock()

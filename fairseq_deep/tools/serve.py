@@ -5,12 +5,14 @@ and SIGINT stop the server after it has answered all accepted requests.
 """
 
 import argparse
+import contextlib
 import math
 import re
 import socket
 from typing import Any
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime import find_bundle
 from fairseq_deep.runtime.text import packages_named
 from fairseq_deep.tools import translate
 from fairseq_deep.tools.arguments import argument, at_least_one, at_least_zero, digits
@@ -67,10 +69,10 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_deep.serving.batching import Batcher
     from fairseq_deep.serving.messages import Limits
 
-    keys = service.read_keys(args.api_key_file) if args.api_key_file else service.Keys([])
-    with server.closing_on_error(server.listen(args.host, args.port)) as bound:
+    keys = service.read_keys(args.api_key_file) if args.api_key_file else frozenset()
+    with contextlib.closing(server.listen(args.host, args.port)) as bound:
         models = load(args)
-        translators = {model.pair: model.translator for model in models}
+        translators = {pair: model.translator for pair, model in models.items()}
         batcher = Batcher(translators, args.window / 1000, args.batch_size, args.max_queue)
         limits = Limits(args.max_body, args.max_characters, args.max_lines, args.timeout)
         hosts = {*args.allowed_host} | {name.lower() for name in (args.host, socket.gethostname())}
@@ -78,18 +80,21 @@ def run(args: argparse.Namespace) -> int:
         return server.run_server(served, bound, args.timeout)
 
 
-def load(args: argparse.Namespace) -> list[Any]:
-    """Load the models; they must have different languages."""
-    from fairseq_deep.runtime import find_bundle
-    from fairseq_deep.serving.service import ServedModel, check_pairs
+def load(args: argparse.Namespace) -> dict[Any, Any]:
+    """Return the models by language pair; they must have different ones."""
+    from fairseq_deep.serving.service import ServedModel
 
     pairs = args.pair or [(None, None)] * len(args.models)
     if len(pairs) != len(args.models):
         raise UsageError(f"--pair is given {len(pairs)} times for {len(args.models)} models; give it once per model")
     options = argparse.Namespace(**{**vars(args), "nbest": 1})
-    models = []
+    models = {}
     for path, (source, target) in zip(args.models, pairs):
         bundle = find_bundle(path, source_lang=source, target_lang=target, gnmt_lenpen=args.gnmt_lenpen)
-        models.append(ServedModel(translate.load(options, [bundle], limit_each=True), bundle))
-        check_pairs([(model.pair, name) for model, name in zip(models, args.models)])
+        model = ServedModel(translate.load(options, [bundle], limit_each=True), bundle)
+        if model.pair in models:
+            first = args.models[list(models).index(model.pair)]
+            problem = f"{first} and {path} both translate {model.pair.source} to {model.pair.target}"
+            raise UsageError(f"{problem}; omit one, or name other languages with --pair")
+        models[model.pair] = model
     return models

@@ -18,7 +18,7 @@ from fairseq_deep.runtime.model import untrained
 from fairseq_deep.runtime.translator import Translation
 from fairseq_deep.serving.batching import Batcher, Pair
 from fairseq_deep.serving.messages import Limits
-from fairseq_deep.serving.service import Keys, Service
+from fairseq_deep.serving.service import Service
 from tests.helpers.models import PRENORM, make_dictionary, tiny_flags
 from tests.helpers.paths import ALONE
 
@@ -106,10 +106,10 @@ class FakeModel:
         return {"source": self.pair.source, "target": self.pair.target}
 
 
-def service_of(models, limits=None, keys=(), **options):
+def service_of(models, limits=None, **options):
     options = {"capacity": 1000, **options}
     batcher = Batcher({model.pair: model.translator for model in models}, **options)
-    return Service(models, batcher, limits or Limits(), Keys(keys))
+    return Service({model.pair: model for model in models}, batcher, limits or Limits())
 
 
 def ask(client, q, source="en", target="de", **more):

@@ -121,7 +121,7 @@ def test_the_commands_take_the_directory(form, exports, tmp_path, capsys):
     out, err = capsys.readouterr()
     problem = f"line {len(LINES) + 1} has more tokens than the model's {POSITIONS} positions"
     assert err.endswith(f"{problem}: its translation is empty; split it\n")
-    (model,) = serve.load(cli.parse(["serve", exports[form], "--cpu"]))
+    (model,) = serve.load(cli.parse(["serve", exports[form], "--cpu"])).values()
     expected = [[each.text for each in found] for found in Translator(exports[form], cpu=True).translate_nbest(LINES)]
     texts = [[each["text"] for each in json.loads(line)["translations"]] for line in out.splitlines()]
     assert texts == [*expected, []] and len({*map(str, texts)}) > 20
