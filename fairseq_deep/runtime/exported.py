@@ -21,6 +21,7 @@ RECORD = "fairseq_deep.json"
 CTRANSLATE2, TRANSFORMERS = "CTranslate2", "transformers"
 FILES = {CTRANSLATE2: (CONFIG, "model.bin"), TRANSFORMERS: (CONFIG, WEIGHTS, "tokenizer_config.json")}
 """Files of a directory by the program that reads it."""
+_IMPORT = ", or convert it with fairseq-deep import --from huggingface"
 SCHEMA = exactly({
     "task": exactly({"source_lang": line, "target_lang": line}),
     "text": exactly(STEPS),
@@ -41,9 +42,14 @@ def program_of(path: str) -> str:
     return next(found, "")
 
 
-def write_record(
-    folder: str, bundle: Any, search: dict[str, Any], facts: Any, languages: Sequence[str]
-) -> None:
+def reject_export(path: str) -> None:
+    """Raise `UsageError` if *path* is a directory for another program."""
+    if program := program_of(path):
+        cure = "give the model that it was exported from" + _IMPORT * (program == TRANSFORMERS)
+        raise UsageError(f"{path} is a model of {program}, only for translate and serve: {cure}")
+
+
+def write_record(folder: str, bundle: Any, search: dict[str, Any], facts: Any, languages: Sequence[str]) -> None:
     """Write the record of an export.
 
     Args:
@@ -71,6 +77,6 @@ def read_record(folder: str) -> dict[str, Any]:
     record = read_json(os.path.join(folder, RECORD), SCHEMA, cure)
     if not record:
         program = program_of(folder)
-        cure += ", or convert it with fairseq-deep import --from huggingface" * (program == TRANSFORMERS)
+        cure += _IMPORT * (program == TRANSFORMERS)
         raise UsageError(f"{folder} is a model of {program} without {RECORD}: {cure}")
     return record

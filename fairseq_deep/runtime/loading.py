@@ -15,12 +15,10 @@ from fairseq_deep.errors import UsageError
 
 from .bundle import Bundle
 from .dictionary import Dictionary, check_hashes, hash_symbols
-from .exported import CTRANSLATE2
+from .exported import reject_export
 from .files import checksum
 from .model import StoredModel, build_model, read_stored
 from .text import is_part
-
-_IMPORT = ", or convert it with fairseq-deep import --from huggingface"
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,7 @@ def read_model(bundle: Bundle) -> StoredModel:
     Raises:
         UsageError: the file cannot be read, or the model is an export for another program
     """
-    if bundle.program:
-        cure = "give the model that it was exported from" + _IMPORT * (bundle.program != CTRANSLATE2)
-        raise UsageError(f"{bundle.checkpoint} is a model of {bundle.program}, only for translate and serve: {cure}")
+    reject_export(bundle.checkpoint)
     return read_stored(bundle.checkpoint)
 
 

@@ -18,11 +18,6 @@ from fairseq_deep.errors import UsageError
 
 from .service import JsonLog, log
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
-
 HEAD_SECONDS = 10.0
 """Time limit for the head of a request, from the connection or the last answer; it is checked once per second."""
 STOP_SECONDS = 5.0
@@ -56,7 +51,11 @@ def run_server(app: Any, bound: socket.socket, timeout: float) -> int:
     Returns:
         the exit status: 0 after all requests are answered, or 128 + the number of the second signal
     """
-    allow_many_connections()
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows has no such limit
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for name in ("uvicorn", "asyncio"):  # asyncio reports, for example, that the limit of open files is reached
         logging.getLogger(name).addHandler(JsonLog(logging.WARNING))
         logging.getLogger(name).propagate = False
@@ -68,16 +67,6 @@ def run_server(app: Any, bound: socket.socket, timeout: float) -> int:
     server = _Server(config)
     server.run(sockets=[bound])
     return 128 + server.signals[-1] if server.force_exit else 0
-
-
-def allow_many_connections() -> None:
-    """Raise the limit of open files to the system's maximum."""
-    if resource is None:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Server(uvicorn.Server):

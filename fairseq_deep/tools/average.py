@@ -11,6 +11,8 @@ import re
 import sys
 from typing import Any, NamedTuple
 
+import torch
+
 from fairseq_deep.errors import UsageError, printable
 from fairseq_deep.tools.arguments import at_least_one
 from fairseq_deep.tools.checkpoints import load_checkpoint, model_flags, save_checkpoint
@@ -81,8 +83,6 @@ def average(paths: list[str]) -> tuple[dict[str, Any], int]:
     Raises:
         UsageError: a file is not a checkpoint, holds NaN or Inf, or differs from the first in keys, shapes or ties.
     """
-    import torch
-
     sums: dict[str, torch.Tensor] = {}
     layout = state = flags = model = value = None
     for index, path in enumerate(paths, 1):
@@ -108,8 +108,6 @@ def average(paths: list[str]) -> tuple[dict[str, Any], int]:
 
 
 def _layout(model: dict[str, Any]) -> dict[str, Slot]:
-    import torch
-
     layout: dict[str, Slot] = {}
     owners: dict[Any, str] = {}
     for key, value in model.items():

@@ -19,8 +19,13 @@ import tempfile
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 
+from fairseq_deep.core.description import describe as describe_model
 from fairseq_deep.errors import UsageError, one_line, printable
+from fairseq_deep.runtime import packaged
+from fairseq_deep.runtime.exported import program_of
+from fairseq_deep.runtime.text import Pieces
 from fairseq_deep.tools.checkpoints import check_fairseq, model_flags
 from fairseq_deep.tools.structure import names_in_pickle, read_structure
 from fairseq_deep.tools.tables import format_table
@@ -68,11 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(path: str) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the content of *path* as rows of a table, and a list of unusual findings."""
-    from fairseq_deep.runtime import packaged
-    from fairseq_deep.runtime.exported import program_of
-
-    program = program_of(path)
-    if program:
+    if program := program_of(path):
         files = ", ".join(sorted(os.listdir(packaged.folder_of(path))))
         return [("kind", f"model for {program}"), ("uninspected", files)], []
     if packaged.is_package(path):
@@ -92,7 +93,6 @@ def describe(path: str) -> tuple[list[tuple[str, str]], list[str]]:
 
 def _checkpoint(stream: BinaryIO) -> tuple[str, list[tuple[str, str]], list[str]]:
     """Return kind and content of a checkpoint, and a list of unusual findings."""
-    import torch
     from fairseq import safe_settings
 
     size = stream.seek(0, os.SEEK_END)
@@ -135,7 +135,6 @@ def _contradictions(state: dict[str, Any]) -> list[str]:
     """Return the reason why no model can be built from the settings; empty also for models of other packages."""
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
-    from fairseq_deep.core.description import describe
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     arch = _name(state)
@@ -144,7 +143,7 @@ def _contradictions(state: dict[str, Any]) -> list[str]:
     try:
         flags = argparse.Namespace(**model_flags(state))
         ARCH_CONFIG_REGISTRY[arch](flags)
-        describe(flags)
+        describe_model(flags)
         depth = max(flags.encoder_layers or 0, flags.decoder_layers or 0)
         if depth > len(state["model"]):
             raise UsageError(f"it has fewer tensors than {depth:,} layers")
@@ -205,9 +204,6 @@ def _is_text(stream: BinaryIO) -> bool:
 
 
 def _package(folder: str) -> tuple[list[tuple[str, str]], list[str]]:
-    from fairseq_deep.runtime import packaged
-    from fairseq_deep.runtime.text import Pieces
-
     rows, problems = [("kind", "packaged model")], packaged.find_problems(folder)
     try:
         package = packaged.load(folder)

@@ -4,10 +4,13 @@ import argparse
 import os
 from typing import Any
 
+import torch
+
 from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin import compat
 from fairseq_deep.plugin.compat import model_flags as model_flags  # re-exported for the tools
 from fairseq_deep.runtime import records
+from fairseq_deep.runtime.exported import reject_export
 from fairseq_deep.tools.output_files import replacing
 
 _USED = ("model", "task", "checkpoint")
@@ -18,6 +21,7 @@ _SPACES = ("cfg.model", "cfg.task")
 
 def load_checkpoint(path: str) -> dict[str, Any]:
     """Return the fairseq checkpoint at `path`; raise `UsageError` if it is invalid or cannot be read."""
+    reject_export(path)
     if os.path.isdir(path):
         names = ("model.safetensors", *records.CHECKPOINTS, "checkpoint_best.pt", "checkpoint_last.pt")
         name = next((name for name in names if os.path.isfile(os.path.join(path, name))), None)
@@ -37,8 +41,6 @@ def load_checkpoint(path: str) -> dict[str, Any]:
 
 def _odd_part(state: dict[str, Any]) -> str:
     """Return a description of an invalid part of a checkpoint; empty if all parts are valid."""
-    import torch
-
     config, old, extra = state.get("cfg"), state.get("args"), state.get("extra_state")
     sections = dict(config) if hasattr(config, "keys") else {}
     for name, part in (("extra_state", extra), ("cfg", config), *((f"cfg.{key}", sections.get(key)) for key in _USED)):
@@ -58,8 +60,6 @@ def _odd_part(state: dict[str, Any]) -> str:
 
 def save_checkpoint(state: dict[str, Any], path: str) -> None:
     """Write a checkpoint atomically."""
-    import torch
-
     try:
         with replacing(path) as temporary:
             torch.save(state, temporary)

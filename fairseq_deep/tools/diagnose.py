@@ -17,6 +17,9 @@ import sys
 from itertools import zip_longest
 from typing import Any
 
+import torch
+
+import fairseq_deep
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools import pictures
 from fairseq_deep.tools.arguments import at_least_one
@@ -149,9 +152,6 @@ def _number(value: float | None) -> str:
 def _record(args: argparse.Namespace, results: list[dict[str, Any]]) -> str:
     """Return all results as JSON, which has null instead of NaN and infinity."""
     import fairseq
-    import torch
-
-    import fairseq_deep
 
     packages = {"fairseq_deep": fairseq_deep, "fairseq": fairseq, "torch": torch}
     versions = {name: package.__version__ for name, package in packages.items()}

@@ -11,8 +11,16 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
-from fairseq_deep.errors import UsageError
+import torch
+
+from fairseq_deep.core.search import SearchOptions
+from fairseq_deep.errors import UsageError, one_line
+from fairseq_deep.runtime.engines.transformers_engine import check_package, log_probabilities, quiet
+from fairseq_deep.runtime.model import StoredModel, build_model
+from fairseq_deep.runtime.verification import Limits, Reference, compare
+from fairseq_deep.tools import huggingface_import
 from fairseq_deep.tools.checkpoints import check_fairseq, save_checkpoint
+from fairseq_deep.tools.huggingface_format import TOLERANCE
 from fairseq_deep.tools.output_files import check_outputs, replacing
 
 EXAMPLE = "fairseq-deep import model.hf --from huggingface --output start/model.pt"
@@ -35,9 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert the model, compare its scores with the original's, and write the checkpoint."""
-    from fairseq_deep.runtime.engines.transformers_engine import check_package, quiet
-    from fairseq_deep.tools import huggingface_import
-
     check_fairseq()
     check_outputs([args.output], [args.folder])
     check_package()
@@ -80,16 +85,7 @@ def load(folder: str, found: Any) -> tuple[Any, Any, Any, float]:
     Raises:
         UsageError: the model cannot be loaded, or the log-probabilities differ
     """
-    import torch
     from transformers import AutoModelForSeq2SeqLM
-
-    from fairseq_deep.core.search import SearchOptions
-    from fairseq_deep.errors import one_line
-    from fairseq_deep.runtime.engines.transformers_engine import log_probabilities
-    from fairseq_deep.runtime.model import StoredModel, build_model
-    from fairseq_deep.runtime.verification import Limits, Reference, compare
-    from fairseq_deep.tools import huggingface_import
-    from fairseq_deep.tools.huggingface_format import TOLERANCE
 
     try:
         other = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()

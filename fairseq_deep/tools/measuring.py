@@ -6,6 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy
+import torch
+
+from fairseq_deep.core.diagnostics import layer_gradient_norms, source_gain, stream_statistics, sublayer_ratios
 from fairseq_deep.errors import UsageError, one_line
 
 SIDES = ("encoder", "decoder")
@@ -30,8 +34,6 @@ def measure(subject: Subject, split: str, tokens: int, seeds: int, train: bool) 
         UsageError: the data cannot be read, or the model cannot be built, is not of this package, or does not fit into
             memory
     """
-    import torch
-
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     try:
@@ -57,10 +59,7 @@ def measure(subject: Subject, split: str, tokens: int, seeds: int, train: bool) 
 
 
 def _measure_once(model: Any, sample: dict[str, Any], cpu: bool) -> dict[str, Any]:
-    import torch
     from fairseq.utils import move_to_cuda
-
-    from fairseq_deep.core.diagnostics import layer_gradient_norms, source_gain, stream_statistics, sublayer_ratios
 
     if getattr(model.decoder, "adaptive_softmax", None) is not None:
         raise UsageError("--adaptive-softmax-cutoff is not supported, since fairseq has no gradient for it: give "
@@ -159,7 +158,6 @@ def _batch(task: Any, split: str, tokens: int) -> dict[str, Any]:
     split have equally many target tokens. This resembles a training batch; sentences of arbitrary lengths would be
     mostly padding.
     """
-    import numpy
     from fairseq.data.data_utils import numpy_seed
 
     _or_user_error(f"cannot read the split {split}", lambda: task.load_dataset(split))

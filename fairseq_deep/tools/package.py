@@ -8,10 +8,15 @@ import argparse
 import os
 from typing import Any
 
+import torch
+
 from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime import other_formats, packaged
+from fairseq_deep.runtime.exported import program_of
 from fairseq_deep.tools import translate
 from fairseq_deep.tools.card import UNKNOWN_LICENCE, counts, make_card, record_of, versions
 from fairseq_deep.tools.output_files import check_new_folder, new_folder
+from fairseq_deep.tools.trained import Trained
 
 EXAMPLE = "fairseq-deep package checkpoint_best.pt --data data-bin --bpe-codes code --output model"
 DTYPES = ("float16", "bfloat16", "float32")
@@ -31,9 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the package, and verify it before it is renamed to its final name."""
-    from fairseq_deep.runtime import other_formats, packaged
-    from fairseq_deep.runtime.exported import program_of
-
     output = os.path.abspath(args.output)
     check_new_folder(args.output)
     other_formats.reject(args.model)
@@ -50,11 +52,6 @@ def run(args: argparse.Namespace) -> int:
 
 def collect(args: argparse.Namespace, name: str) -> Any:
     """Return the `Content` of the package."""
-    import torch
-
-    from fairseq_deep.runtime import packaged
-    from fairseq_deep.tools.trained import Trained
-
     trained = Trained(args.model, args)
     loaded, stored, bundle = trained.loaded, trained.loaded.stored, trained.bundle
     dtype = getattr(torch, args.dtype) if args.dtype else None
@@ -78,10 +75,6 @@ def check_written(folder: str, content: Any) -> None:
     Raises:
         UsageError: the package differs from *content*
     """
-    import torch
-
-    from fairseq_deep.runtime import packaged
-
     found = packaged.load(folder).tensors
     owners = {**{name: name for name in content.tensors}, **content.config["tied"]}
     same = found.keys() == owners.keys() and all(

@@ -5,6 +5,8 @@ import warnings
 import zipfile
 from typing import Any, BinaryIO, NamedTuple
 
+import torch
+
 LARGEST_PICKLE = 1 << 28
 """Maximum size of a pickle, in bytes; the structure of a checkpoint takes some hundred thousand."""
 _UNFILLED = "._float_tensor"
@@ -76,8 +78,6 @@ def _odd_entries(stream: BinaryIO) -> list[str]:
 
 def _odd_values(state: Any) -> list[str]:
     """Return findings in the tensors of the model."""
-    import torch
-
     model = state.get("model") if isinstance(state, dict) else None
     problems = []
     for name, value in model.items() if isinstance(model, dict) else ():
