@@ -9,11 +9,19 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from fairseq_deep.errors import one_line, printable
-from fairseq_deep.runtime.records import parse
+from fairseq_deep.runtime.records import Check, check, needed, one_of, optional, parse, text, whole
 
 from .batching import Pair
 
 MOST_ALTERNATIVES = 100
+_code = needed(text("(?s).*", "the code of a language"))
+FIELDS = {
+    "q": needed(Check("a string or a list of strings", lambda q: all(isinstance(each, str) for each in q)
+                      if isinstance(q, list) else isinstance(q, str))),
+    "source": _code, "target": _code, "format": optional(one_of("text")),
+    "alternatives": optional(whole(0, MOST_ALTERNATIVES)),
+}  # fmt: skip
+"""The schema of a request."""
 FORM, JSON, MULTIPART = "application/x-www-form-urlencoded", "application/json", "multipart/form-data"
 
 
@@ -93,7 +101,7 @@ def read_fields(content_type: str, body: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise Refused(400, f"the body cannot be read: {one_line(error, 150)}") from error
     if not isinstance(found, dict):
-        raise Refused(400, f"the body must be a JSON object, not {_kind(found)}")
+        raise Refused(400, "the body must be a JSON object")
     return found
 
 
@@ -137,21 +145,14 @@ def read_question(fields: dict[str, Any], pairs: Collection[Pair], limits: Limit
     Raises:
         Refused: a field is missing or invalid, or a limit is exceeded
     """
-    given = fields.get("q")
+    try:
+        check(fields, FIELDS)
+    except ValueError as error:
+        raise Refused(400, str(error)) from error
+    given = fields["q"]
     texts = [given] if isinstance(given, str) else given
-    if texts is None:
-        raise Refused(400, "q is missing: give a text or a list of texts")
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise Refused(400, "q must be a string or a list of strings")
     _check_sizes(texts, limits)
-    kind = fields.get("format")
-    if kind not in (None, "text"):
-        raise Refused(400, f"format: only 'text' is supported, not {_shown(kind)}")
-    count = fields.get("alternatives")
-    count = 0 if count is None else count
-    if type(count) is not int or not 0 <= count <= MOST_ALTERNATIVES:
-        raise Refused(400, f"alternatives must be a whole number from 0 to {MOST_ALTERNATIVES}")
-    return Question(texts, isinstance(given, str), _pair(fields, pairs), count)
+    return Question(texts, isinstance(given, str), _pair(fields, pairs), fields.get("alternatives") or 0)
 
 
 def _check_sizes(texts: list[str], limits: Limits) -> None:
@@ -165,27 +166,14 @@ def _check_sizes(texts: list[str], limits: Limits) -> None:
 
 def _pair(fields: dict[str, Any], pairs: Collection[Pair]) -> Pair:
     sources = sorted({pair.source for pair in pairs})
-    for name in Pair._fields:
-        if name not in fields:
-            raise Refused(400, f"{name} is missing: give the code of a language")
-        if not isinstance(fields[name], str):
-            raise Refused(400, f"{name} must be a string")
     pair = Pair(fields["source"], fields["target"])
     if pair.source == "auto":
         raise Refused(400, f"source: languages are not detected; choose from {', '.join(sources)}")
     if pair.source not in sources:
-        raise Refused(400, f"source: {_shown(pair.source)} is not supported; choose from {', '.join(sources)}")
+        problem = f"source: '{printable(pair.source, 40)}' is not supported"
+        raise Refused(400, f"{problem}; choose from {', '.join(sources)}")
     targets = sorted(each.target for each in pairs if each.source == pair.source)
     if pair.target not in targets:
-        problem = f"target: {_shown(pair.target)} is not supported from {pair.source}"
+        problem = f"target: '{printable(pair.target, 40)}' is not supported from {pair.source}"
         raise Refused(400, f"{problem}; choose from {', '.join(targets)}")
     return pair
-
-
-def _shown(value: Any) -> str:
-    return f"'{printable(value, 40)}'" if isinstance(value, str) else _kind(value)
-
-
-def _kind(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
-    return kinds.get(type(value), "a number")

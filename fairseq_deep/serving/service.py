@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from fairseq_deep.errors import UsageError, one_line
 from fairseq_deep.runtime import packaged
 from fairseq_deep.runtime.bundle import Bundle
+from fairseq_deep.runtime.files import read_text
 from fairseq_deep.runtime.translator import Translator
 
 from .batching import Batcher, Pair
@@ -102,15 +103,12 @@ def read_keys(path: str) -> frozenset[bytes]:
     Raises:
         UsageError: the file cannot be read, or has no keys
     """
-    try:
-        with open(path, encoding="utf-8-sig") as stream:
-            keys = [line.strip() for line in stream if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or "it must be UTF-8"
-        raise UsageError(f"--api-key-file {path}: cannot be read ({reason})") from error
-    if not keys:
-        raise UsageError(f"--api-key-file {path}: has no keys; write one per line")
-    return frozenset(map(hash_key, keys))
+    fix = "give --api-key-file a file with one key per line"
+    keys = map(str.strip, read_text(path, fix).removeprefix("\ufeff").splitlines())
+    hashes = frozenset(hash_key(key) for key in keys if key)
+    if not hashes:
+        raise UsageError(f"{path}: has no keys; {fix}")
+    return hashes
 
 
 class Service:

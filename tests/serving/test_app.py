@@ -160,7 +160,7 @@ def test_the_log_has_one_json_line_per_request_without_texts_or_keys(client, mod
     assert first == {"event": "request", "method": "POST", "path": "/translate", "status": 200, "source": "en",
                      "target": "de", "lines": 2, "characters": 7}  # fmt: skip
     assert "w1" not in str(first) and "hush" not in str(first)
-    assert second["reason"].startswith("q must be") and third["path"] == "/a\u2028\nb"
+    assert second["reason"].startswith("q is 1, not a string") and third["path"] == "/a\u2028\nb"
     assert fourth["reason"].startswith("the host evil.example is not accepted")
 
 
