@@ -12,7 +12,6 @@ from fairseq_deep.plugin.architectures import get_architecture
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.models import task_of, tiny_flags
 
-PAD, EOS = 1, 2
 SIZES = {"encoder_layers": 2, "decoder_layers": 3, "max_source_positions": 32, "max_target_positions": 32}
 
 
@@ -43,21 +42,6 @@ def write_model(folder, name, dictionaries, **flags):
              "optimizer_history": [history], "extra_state": {"train_iterator": {}}}  # fmt: skip
     torch.save(state, folder / "model.pt")
     return model
-
-
-@torch.no_grad()
-def greedy(model, source, steps):
-    """The likeliest units one after the other, with padding after the end, without cache."""
-    target = torch.full((len(source), 1), EOS)
-    lengths = source.ne(PAD).sum(1)
-    for step in range(steps):
-        scores = model(source, lengths, target)[0][:, -1]
-        scores[:, PAD] = float("-inf")
-        if step == 0:
-            scores[:, EOS] = float("-inf")
-        ended = target[:, 1:].eq(EOS).any(1) | target[:, 1:].eq(PAD).any(1)
-        target = torch.cat([target, scores.argmax(1).masked_fill(ended, PAD).unsqueeze(1)], 1)
-    return target[:, 1:]
 
 
 SCRIPTS = ("abcdefghijklmnop", "äöüßéñ", "абвгд", "αβγ", "漢字仮名", "0123456789", "@&;#'-.,!?", "😀🎉", "e\u0301",

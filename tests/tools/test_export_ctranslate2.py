@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_deep import cli
+from fairseq_deep.runtime import Translator, find_bundle
 from tests.helpers.commands import run, train_command
 from tests.helpers.docs import code_of
 from tests.helpers.exports import write_model
@@ -20,7 +22,6 @@ from tests.helpers.models import make_dictionary
 ctranslate2 = pytest.importorskip("ctranslate2") if importlib.util.find_spec("ctranslate2") else None
 pytestmark = pytest.mark.skipif(ctranslate2 is None, reason="needs ctranslate2")
 
-PAD, EOS = 1, 2
 RELATIVE = {"relative_positions": 3, "no_token_positional_embeddings": True}
 MODERN = {"norm": "rms", "ffn": "swiglu", "rotary_positions": True}
 STRUCTURES = {
@@ -74,58 +75,25 @@ def export(command):
     return lambda *words: command("export", *words, "--format", "ctranslate2")
 
 
-def words_of(dictionary, count, length):
-    return torch.randint(dictionary.nspecial, len(dictionary), (count, length))
-
-
-def log_probabilities(model, source, target):
-    """Of each unit of *target* and its end (B x T+1), <pad> being impossible."""
-    ends = torch.full((len(source), 1), EOS)
-    source, inputs = torch.cat([source, ends], 1), torch.cat([ends, target], 1)
-    lengths = torch.full((len(source),), source.size(1))
-    with torch.no_grad():
-        scores, _ = model(source, lengths, inputs)
-    scores[..., PAD] = float("-inf")
-    return torch.log_softmax(scores, -1).gather(2, torch.cat([target, ends], 1).unsqueeze(2)).squeeze(2)
-
-
-def greedy(model, source, steps):
-    """The likeliest units one after the other (B x steps); not <pad>, and at first not </s>."""
-    ends = torch.full((len(source), 1), EOS)
-    source, target = torch.cat([source, ends], 1), ends
-    lengths = torch.full((len(source),), source.size(1))
-    for step in range(steps):
-        with torch.no_grad():
-            scores = model(source, lengths, target)[0][:, -1]
-        scores[:, PAD] = float("-inf")
-        if step == 0:
-            scores[:, EOS] = float("-inf")
-        target = torch.cat([target, scores.argmax(1, keepdim=True)], 1)
-    return target[:, 1:]
+@pytest.fixture
+def lines():
+    """lines(DICTIONARY): sentences of 1 to 20 units, which are shorter and longer than relative positions reach."""
+    draws = random.Random(3)
+    return lambda dictionary: [" ".join(draws.choices(dictionary.symbols[4:], k=1 + number % 20))
+                               for number in range(32)]  # fmt: skip
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_every_structure_computes_the_same(structure, make, export):
-    """Log-probabilities of sentences shorter and longer than relative positions reach; and step by step."""
+def test_every_structure_computes_and_writes_the_same(structure, make, export, lines):
+    """Log-probabilities, which the command compares, and greedy translations."""
     name, flags = STRUCTURES[structure]
     model, folder = make(name, **flags)
-    assert export(folder / "model.pt", "--output", folder / "out")[::2] == (0, "")
-    translator = ctranslate2.Translator(str(folder / "out"), compute_type="float32")
-    dictionaries = model.encoder.dictionary, model.decoder.dictionary
-
-    def units(rows, dictionary):
-        return [[dictionary[word] for word in row] for row in rows]
-
-    for lengths in ((1, 2), (12, 20)):
-        pair = [words_of(dictionary, 4, length) for dictionary, length in zip(dictionaries, lengths)]
-        results = translator.score_batch(*map(units, pair, dictionaries))
-        found = torch.tensor([result.log_probs for result in results])
-        torch.testing.assert_close(found, log_probabilities(model, *pair), atol=2e-5, rtol=1e-5)
-    source = words_of(dictionaries[0], 32, 9)
-    found = translator.translate_batch(units(source, dictionaries[0]), beam_size=1, max_decoding_length=20)
-    expected = [" ".join(row).partition(" </s>")[0] for row in units(greedy(model, source, 20), dictionaries[1])]
-    assert [" ".join(result.hypotheses[0]) for result in found] == expected
-    assert len({*expected}) > 1
+    code, out, err = export(folder / "model.pt", "--output", folder / "out")
+    assert (code, err) == (0, "") and "float32; log-probabilities of 16 sentences within " in out
+    texts, search = lines(model.encoder.dictionary), {"cpu": True, "beam": 1, "max_len_a": 0, "max_len_b": 20}
+    expected, found = (Translator(find_bundle(str(folder / path), tokenizer=tokenizer), **search).translate(texts)
+                       for path, tokenizer in (("model.pt", "none"), ("out", None)))  # fmt: skip
+    assert found == expected and len({*found}) > 1
 
 
 def test_a_model_of_fairseq_itself(make, export):
@@ -157,24 +125,25 @@ def test_a_packaged_model_is_exported_in_both_formats(make, export):
     assert len(files) == 1
 
 
+def scores(translator, units):
+    return torch.tensor([score for result in translator.score_batch(*units) for score in result.log_probs])
+
+
 def scores_with_avx2(output, units):
     """Log-probabilities by a process that sees a processor with AVX2 only, whatever this one has."""
     code = "import ctranslate2, json, sys; model = ctranslate2.Translator(sys.argv[1]);"
-    code += "print(json.dumps([r.log_probs for r in model.score_batch(*json.load(sys.stdin))]))"
+    code += "print(json.dumps([x for r in model.score_batch(*json.load(sys.stdin)) for x in r.log_probs]))"
     kind = {"CT2_FORCE_CPU_ISA": "AVX2", "CT2_USE_MKL": "0", "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run([sys.executable, "-c", code, output], input=json.dumps(units), env={**os.environ, **kind},
                           capture_output=True, text=True, check=True)  # fmt: skip
     return torch.tensor(json.loads(done.stdout))
 
 
-def test_quantised_weights_are_smaller_and_near(make, export):
+def test_quantised_weights_are_smaller_and_near(make, export, lines):
     """On each kind of processor: with 127 steps of a weight the error is 0.03 with VNNI, and 0.70 with AVX2 only."""
     model, folder = make("prenorm_6l")
-    pair = [words_of(side.dictionary, 4, 9) for side in (model.encoder, model.decoder)]
-    units = [[[side.dictionary[word] for word in row] for row in rows]
-             for side, rows in zip((model.encoder, model.decoder), pair)]  # fmt: skip
-    expected = log_probabilities(model, *pair)
-    sizes = {}
+    units = [[line.split() for line in lines(side.dictionary)] for side in (model.encoder, model.decoder)]
+    sizes, expected = {}, None
     for quantization in ("float32", "float16", "int8"):
         output = folder / quantization
         code, out, err = export(folder / "model.pt", "--output", output, "--quantization", quantization)
@@ -182,7 +151,8 @@ def test_quantised_weights_are_smaller_and_near(make, export):
         assert out.startswith(f"{folder}/model.pt -> {output}: for CTranslate2, {quantization}; log-probabilities of ")
         sizes[quantization] = (output / "model.bin").stat().st_size
         translator = ctranslate2.Translator(str(output))
-        found = torch.tensor([result.log_probs for result in translator.score_batch(*units)])
+        found = scores(translator, units)
+        expected = found if expected is None else expected
         assert (found - expected).abs().max() < (0.1 if quantization == "int8" else 0.01), quantization
     assert (scores_with_avx2(output, units) - found).abs().max() < 1e-3, "sums overflow"
     assert sizes["int8"] < sizes["float16"] < sizes["float32"]
