@@ -13,7 +13,7 @@ ABOVE = ["fairseq_deep.cli"]  # lists the commands of all parts
 """In this order: each part may import those before it."""
 CORE = [
     ["fields"],
-    ["stack", "keep_fp32", "compat", "user_cache"],
+    ["stack", "keep_fp32", "compat", "user_cache", "xavier"],
     ["registry", "dropout", "positions", "norms"],
     ["native", "gpu"],
     ["aggregators", "attention", "residuals", "decoding"],
