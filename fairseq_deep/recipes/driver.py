@@ -103,7 +103,7 @@ def run(plan: Plan, script: str, words: list[str]) -> int:
         asyncio.run(run_stages(runner))
         return 0
     if not options.ngpu:
-        share_cores(plan.processes * options.jobs)
+        share_cores(options.jobs)
     with engine:
         if not plan.place.rank:
             prepare(runner)

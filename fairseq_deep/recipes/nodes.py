@@ -87,13 +87,11 @@ class Place:
             raise UsageError(f"--master {master}: the port must be from 1 to 65535")
 
     def launcher(self, rank: int, processes: int, wait_hours: str) -> list[str]:
-        """Return the command that starts the *processes* of the machine *rank*."""
-        words = ["--standalone"]
-        if self.nnodes > 1:
-            limit = f"timeout={max(1, round(3600 * float(wait_hours)))}"
-            words = ["--nnodes", str(self.nnodes), "--node_rank", str(rank), "--master_addr", self.host,
-                     "--master_port", str(self.port), "--rdzv_conf", limit]  # fmt: skip
-        return ["torchrun", *words, "--nproc_per_node", str(processes), "--no_python"]
+        """Return the command that starts the *processes* of the machine *rank*, one of several."""
+        limit = f"timeout={max(1, round(3600 * float(wait_hours)))}"
+        return ["torchrun", "--nnodes", str(self.nnodes), "--node_rank", str(rank), "--master_addr", self.host,
+                "--master_port", str(self.port), "--rdzv_conf", limit, "--nproc_per_node", str(processes),
+                "--no_python"]  # fmt: skip
 
 
 def _slurm_master() -> str:

@@ -67,16 +67,6 @@ def option(default: Any, kind: Kind, text: str = "") -> Any:
     return field(default=default, metadata={"kind": kind, "help": text})
 
 
-class _Once(argparse.Action):
-    """Action that stores a value and rejects a different second one."""
-
-    def __call__(self, parser: Any, namespace: Any, value: Any, option_string: str | None = None) -> None:
-        before = getattr(namespace, self.dest, value)
-        if before != value:
-            raise UsageError(f"{option_string} is given twice, as {before} and as {value}: omit one of them")
-        setattr(namespace, self.dest, value)
-
-
 @dataclass
 class Options:
     """Options with their values; subclasses declare them as fields.
@@ -121,7 +111,7 @@ class Options:
             kind, text, value = declared.metadata["kind"], declared.metadata["help"], getattr(self, name)
             shown = "none" if value == "" else str(value).lower() if isinstance(value, bool) else value
             group.add_argument(
-                flag_of(name), action=_Once, type=partial(kind.read, flag_of(name)), choices=kind.choices,
+                flag_of(name), type=partial(kind.read, flag_of(name)), choices=kind.choices,
                 metavar=kind.metavar, default=argparse.SUPPRESS,
                 help=f"{text} [{shown}]".replace("%", "%%") if text else argparse.SUPPRESS,
                 **({"nargs": "?", "const": True} if kind is SWITCH else {}),

@@ -191,9 +191,7 @@ class Plan:
     def _resolve_devices(self) -> None:
         options = self.options
         resolve_gpus(options)
-        if options.ngpu and options.cpu_processes != 1:
-            raise UsageError("--cpu-processes requires --ngpu 0, since each GPU has one process: omit it, or add that")
-        self.processes = options.ngpu or options.cpu_processes
+        self.processes = options.ngpu or 1
         self.devices = self.place.nnodes * self.processes
         self.device_name = ("GPU" if options.ngpu else "CPU") + "s" * (self.devices > 1)
         if options.ngpu and options.decode_precision != "fp32":

@@ -44,7 +44,6 @@ class Recipe(Options):
     conf: str = option("", TEXT, "flag files conf/NAME.args, in order, separated by commas")
     arch: str = option("", TEXT, "architecture (fairseq-deep archs lists them)")
     ngpu: int | str = option("auto", AUTO, "GPUs per machine; 0: the CPU; auto: all visible GPUs")
-    cpu_processes: int = option(1, COUNT, "processes per machine, with --ngpu 0")
     nnodes: int | str = option("auto", AUTO_COUNT, "number of machines; auto: as in the SLURM step, or one")
     node_rank: int | str = option("auto", AUTO, "rank of this machine, from 0; auto: SLURM's")
     master: str = option("", TEXT, "HOST or HOST:PORT of machine 0 (port 29500); empty: SLURM's first")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import json
 import math
 import os
@@ -12,7 +11,6 @@ import platform
 import re
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -65,15 +63,6 @@ def hardware(gpus: int) -> str:
             f"torch {torch.__version__} sees {seen} of {gpus} GPUs: install torch for your CUDA, or use --ngpu {seen}"
         )
     return f"{gpus} x {torch.cuda.get_device_name(0)}"
-
-
-def check_packages(names: list[str]) -> None:
-    """Reject a run without a package that a later stage requires."""
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise UsageError(
-                f"this recipe requires {name}: run {sys.executable} -m pip install {name}, then the same command again"
-            )
 
 
 def write_environment(path: str, gpus: int) -> None:

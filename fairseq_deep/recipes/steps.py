@@ -9,7 +9,7 @@ import shutil
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.bleu import bleu_for
-from fairseq_deep.runtime.language_codes import short_code, tokenizer_language
+from fairseq_deep.runtime.language_codes import tokenizer_language
 from fairseq_deep.tools import allocator
 from fairseq_deep.tools.output_files import write_text
 
@@ -25,12 +25,9 @@ from .watch import Echo, Generate, Train, Watch
 async def set_up(runner: Runner, out: str = "env.txt") -> None:
     """Check this machine and record its properties."""
     plan, options = runner.plan, runner.plan.options
-    segmented = "zh" in map(short_code, plan.langs)
-    needs = ["sentencepiece"] if options.bpe == "sentencepiece" else ["jieba"] * segmented
     await runner.run("fairseq-deep", "doctor")
     if runner.dry:
         return
-    record.check_packages(needs)
     if plan.subsets and options.stop_stage == 7 and not plan.place.rank:
         bleu_for(tokenizer_language(options.target_lang))  # its package is checked before training
     record.write_environment(plan.path(out), options.ngpu)
@@ -146,13 +143,13 @@ async def start_training(runner: Runner, watch: Watch | None = None) -> None:
     environment = {} if runner.dry or plan.options.ngpu else allocator.environment()
     if environment:
         runner.say(f"  memory allocator: {environment['LD_PRELOAD']}")
-    if place.nnodes == 1 and (plan.processes == 1 or plan.options.ngpu):
+    if place.nnodes == 1:
         await runner.run(*plan.train_command, watch=watch, environment=environment)
         return
     # after one process has ended, torchrun gives the others this time to save
     environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(nodes.GRACE)
     for rank in range(place.nnodes) if runner.dry else [place.rank]:
-        if runner.dry and place.nnodes > 1:
+        if runner.dry:
             runner.say(f"# on machine {rank}:")
         words = [*place.launcher(rank, plan.processes, plan.options.wait_hours), *plan.train_command]
         await runner.run(*words, watch=watch, explain=nodes.explain, environment=environment)

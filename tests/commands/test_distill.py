@@ -65,21 +65,15 @@ def test_targets_are_those_of_translate_and_all_else_that_of_the_text(trained, t
     assert all((whole / name).read_bytes() == (text / name).read_bytes() for name in others)
     record = json.loads((whole / RECORD).read_text())
     assert (record["pairs"], record["too_long"]) == (200, 0)
-    assert record["files"] == {name: each for name, each in hashes(whole).items() if name != RECORD}
     assert not whole.with_name("out.unfinished").exists()
 
 
-def test_a_finished_folder_is_verified_and_belongs_to_its_settings(trained, text, whole, tmp_path, command):
+def test_a_finished_folder_belongs_to_its_settings(trained, text, whole, tmp_path, command):
     def again(teacher=trained, folder=text, output=whole, *more):
         code, *said = command("distill", teacher, "--text", folder, "--output", output, "--cpu", *GREEDY, *more)
         return code, "".join(said)
 
-    assert again() == (0, f"{whole} is complete: 200 pairs, checksums verified; nothing to do\n")
-    copy = shutil.copytree(whole, tmp_path / "copy")
-    with (copy / "train.de").open("a") as stream:
-        stream.write("one more\n")
-    code, line = again(output=copy)
-    assert code == 2 and f"{copy}/train.de is missing or corrupt: delete {copy} and run the same command again" in line
+    assert again() == (0, f"{whole} is complete: 200 pairs; nothing to do\n")
     other = shutil.copytree(text, tmp_path / "text")
     (other / "train.en").write_text("".join((text / "train.en").read_text().splitlines(keepends=True)[::-1]))
     earlier = next(trained.glob("checkpoints/checkpoint_*_110.pt"))
@@ -196,8 +190,6 @@ def test_interruptions_lose_only_the_running_shards(trained, text, whole, tmp_pa
     assert stop(signal.SIGKILL, shards=1)[0] == -9 and not output.exists()
     kept = min(work.glob("0*.json"))
     kept.write_text(kept.read_text().replace('["', '["kept ', 1))
-    truncated = next(path for number in range(3) if (path := work / f"{number:06d}.json") != kept)
-    truncated.write_text('{"targets": ["a"], "too_long": 0}')
     changed = distill(trained, text, output, *GREEDY, "--shard-lines", "80", check=False).stderr
     assert f"{work} was written with another --shard-lines: use the same, or another --output" in changed
     distill(trained, text, output, *SHARDS)

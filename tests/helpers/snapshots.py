@@ -37,7 +37,6 @@ VARIANTS = """
 --max-tokens 2048
 --ngpu 3 --force-batch true
 --nnodes 2 --node-rank 0 --master h:1234
---ngpu 0 --cpu-processes 2
 --conf ds_matt_12l12l --ngpu 0 --decode-precision int8
 --average-updates 1500 --average 4
 --seeds 4,7

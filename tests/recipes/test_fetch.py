@@ -17,7 +17,6 @@ import pytest
 from sacrebleu.dataset import DATASETS
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.recipes import record
 from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.recipes.text import fetch, rebuild
 from tests.helpers.paths import ROOT
@@ -283,9 +282,3 @@ def test_every_description_is_whole(path):
     one, two = found["languages"]
     for name in (part["sacrebleu"] for part in parts if "sacrebleu" in part):
         assert {f"{one}-{two}", f"{two}-{one}"} & set(DATASETS[name].langpairs) and DATASETS[name].md5
-
-
-def test_a_package_that_a_later_stage_needs_is_asked_for_first():
-    record.check_packages(["sacremoses"])
-    with pytest.raises(UsageError, match="this recipe requires no_such_package: run "):
-        record.check_packages(["sacremoses", "no_such_package"])

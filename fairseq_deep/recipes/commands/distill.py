@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     size = args.shard_lines or min(MOST_LINES, -(-text.lines // (SHARDS * translate.CHUNK)) * translate.CHUNK)
     job = distilled.Job(output, text, size, _settings(args, bundles, text))
     if job.is_finished():
-        print(f"{output} is complete: {text.lines:,} pairs, checksums verified; nothing to do")
+        print(f"{output} is complete: {text.lines:,} pairs; nothing to do")
         return 0
     _check_language(bundles[0], langs, text)
     try:

@@ -33,7 +33,7 @@ from fairseq_deep.tools.command_lines import flags_of
 from . import depth
 
 SIZE = "; auto: as in the size"
-NOT_SHARED = ("against", "arch", "average_updates", "checksums", "corpus", "cpu_processes", "data_url",
+NOT_SHARED = ("against", "arch", "average_updates", "checksums", "corpus", "data_url",
               "download_max_words", "master", "multilingual", "nnodes", "node_rank", "seed",
               "show_config", "smoke", "stage", "start_from", "stop_stage", "subsets", "task", "temperature",
               "wait_hours")  # fmt: skip

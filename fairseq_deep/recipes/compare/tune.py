@@ -17,7 +17,6 @@ from fairseq_deep.recipes.changes import scaled
 from fairseq_deep.recipes.record import result_line
 from fairseq_deep.recipes.runner import StageFailed
 from fairseq_deep.recipes.scripts import without_options
-from fairseq_deep.tools import results
 from fairseq_deep.tools.command_lines import flags_of
 
 from .results import diverged
@@ -92,15 +91,9 @@ class Tuner:
                     f"{', '.join(failed)}; the same command retries them",
                     SEARCH_FAILED,
                 )
-        lines = {
-            run.system.label: result_line(run.folder, run.system.label, run.system.text, run.seed)
-            for run in runs if run.is_done()
-        }  # fmt: skip
-        if not train and len(lines) + sum(bool(run.reason()) for run in runs) < len(runs):
+        if not all(run.is_done() or run.reason() for run in runs):
             raise UsageError(f"{self.args.exp}: the search for learning rates is incomplete: omit --table-only")
-        if lines:
-            results.add(self.args.exp, lines.values())
-        losses = [lines.get(each.label, {}).get("valid_loss", math.nan) for each in candidates]
+        losses = [result_line(run.folder).get("valid_loss", math.nan) if run.is_done() else math.nan for run in runs]
         return [math.inf if math.isnan(loss) else loss for loss in losses]
 
     def chosen(self, system: System, losses: dict[float, float]) -> System:

@@ -21,7 +21,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.runtime.files import checksum
 from fairseq_deep.tools.output_files import check_new_folder, write_text
 
 from ..display import Display
@@ -91,16 +90,12 @@ class Job:
         self.count = -(-text.lines // size)
 
     def is_finished(self) -> bool:
-        """Return whether the directory is complete, with verified checksums and the same settings."""
+        """Return whether the directory is complete, with the same settings."""
         record = read_json(os.path.join(self.output, RECORD))
         if not record:
             check_new_folder(self.output)
             return False
         _check_same(record.get("settings", {}), self.settings, self.output)
-        for name, known in record.get("files", {}).items():
-            path = os.path.join(self.output, name)
-            if not os.path.isfile(path) or checksum(path) != known:
-                raise UsageError(f"{path} is missing or corrupt: delete {self.output} and run the same command again")
         shutil.rmtree(self.work, ignore_errors=True)
         return True
 
@@ -110,7 +105,7 @@ class Job:
         path, settings = os.path.join(self.work, "settings.json"), {**self.settings, SIZE: self.size}
         engine.take_lock(self.work, "lock", "--output")
         try:
-            if self._has_shards():
+            if self.finished():
                 _check_same(read_json(path), settings, self.work)
             else:  # new, or a call that was corrected
                 write_text(path, json.dumps(settings, indent=1) + "\n")
@@ -119,24 +114,20 @@ class Job:
             problem = f"cannot write {error.filename or self.work}: {error.strerror or error}; the same command resumes"
             raise UsageError(problem) from error
         finally:
-            if os.path.isdir(self.work) and not self._has_shards():
+            if os.path.isdir(self.work) and not self.finished():
                 shutil.rmtree(self.work, ignore_errors=True)
 
-    def _has_shards(self) -> bool:
-        return any(SHARD.fullmatch(name) for name in os.listdir(self.work))
+    def finished(self) -> set[int]:
+        """Return the numbers of the finished shards, which are written atomically."""
+        return {int(name[:6]) for name in os.listdir(self.work) if SHARD.fullmatch(name)}
 
     def path_of(self, number: int) -> str:
         """Return the path of a shard."""
         return os.path.join(self.work, f"{number:06d}.json")
 
-    def _targets_of(self, number: int) -> dict[str, Any] | None:
-        """Return the content of a shard; None if it is missing or incomplete."""
-        found = read_json(self.path_of(number))
-        return found if found and len(found.get("targets", ())) == self._lines_of(number) else None
-
     def missing(self) -> set[int]:
         """Return the numbers of the missing shards."""
-        return {number for number in range(self.count) if self._targets_of(number) is None}
+        return {*range(self.count)} - self.finished()
 
     async def translate(
         self, engine: Engine, words: list[str], missing: set[int], environments: list[dict[str, str]]
@@ -149,17 +140,18 @@ class Job:
         Raises:
             Stopped: a signal has stopped the processes
         """
-        shards, rest = self._shards(missing), sum(map(self._lines_of, missing))
+        shards = self._shards(missing)
+
+        def show() -> None:
+            display.show("distill", len(self.finished()), self.count, "shards")
 
         async def work(environment: dict[str, str]) -> None:
-            nonlocal rest
             for number, rows in shards:
                 await self._translate(engine, words, number, rows, environment)
-                rest -= len(rows)
-                display.show("distill", self.text.lines - rest, self.text.lines, "lines")
+                show()
 
         with Display() as display:
-            display.show("distill", self.text.lines - rest, self.text.lines, "lines")
+            show()
             workers = [asyncio.create_task(work(each)) for each in environments]
             try:
                 await asyncio.gather(*workers)
@@ -191,9 +183,6 @@ class Job:
         for path in (source, output, log):
             os.remove(path)
 
-    def _lines_of(self, number: int) -> int:
-        return min(self.size, self.text.lines - number * self.size)
-
     def _shards(self, missing: set[int]) -> Iterator[tuple[int, list[Row]]]:
         """Yield the numbers of the *missing* shards, and their pairs."""
         pairs = read_rows(self.text.paths)
@@ -209,9 +198,7 @@ class Job:
         def targets() -> Iterator[str]:
             nonlocal too_long
             for number in range(self.count):
-                shard = self._targets_of(number)
-                if shard is None:
-                    raise UsageError(f"{self.path_of(number)} is corrupt: run the same command again")
+                shard = read_json(self.path_of(number))
                 yield from shard["targets"]
                 too_long += shard["too_long"]
 
@@ -220,8 +207,7 @@ class Job:
         for name in _others(self.text):
             shutil.copyfile(os.path.join(self.text.folder, name), os.path.join(folder, name))
         write_rows(in_folder(folder, "train", self.text.langs), zip(read_lines(self.text.paths[0]), targets()))
-        sums = {name: checksum(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
-        record = {"pairs": self.text.lines, "too_long": too_long, "files": sums, "settings": self.settings}
+        record = {"pairs": self.text.lines, "too_long": too_long, "settings": self.settings}
         write_text(os.path.join(folder, RECORD), json.dumps(record, indent=1) + "\n")
         os.rename(folder, self.output)
         shutil.rmtree(self.work, ignore_errors=True)
