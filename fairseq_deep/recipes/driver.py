@@ -9,9 +9,7 @@ script that the user called.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import importlib
-import json
 import os
 import shlex
 import sys
@@ -81,10 +79,6 @@ def _main(kind: str, script: str, *words: str) -> int:
     plan.resolve()
     if options.launcher == "slurm":
         cluster.check(options)
-    if options.show_config:
-        for name, value in dataclasses.asdict(options).items():
-            print(f"{name:20} {json.dumps(value)}")
-        return 0
     print(*description.describe(plan), sep="\n", flush=True)
     free, needed, begun = description.free_gb(plan.exp), options.disk_gb, os.path.exists(plan.path("cmd.sh"))
     if free < needed and not (begun or options.dry_run or plan.place.rank):

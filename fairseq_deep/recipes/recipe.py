@@ -28,7 +28,6 @@ PRECISIONS = one_of("fp32", "fp16", "bf16", "amp")
 class Recipe(Options):
     """The options of a recipe; options without a help text are for conf files and scripts."""
 
-    show_config: bool = option(False, SWITCH, "print all options with their final values and exit")
     dry_run: bool = option(False, SWITCH, "print all commands and change nothing")
     demo: bool = option(False, SWITCH, "use the small built-in corpus and model; no GPU required")
     exp: str = option("auto", FOLDER, "directory of the experiment; auto: exp/TASK-CONF in the repository")

@@ -35,14 +35,9 @@ PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 def commit() -> str:
     """Return the commit of the repository, marked if there are local changes."""
 
-    def git(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True)
-
+    words = ["git", "-C", ROOT, "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty= + local changes"]
     try:
-        head = git("rev-parse", "--short=12", "HEAD")
-        if head.returncode:
-            return "unknown"
-        return head.stdout.strip() + (" + local changes" if git("status", "--porcelain", "-uno").stdout.strip() else "")
+        return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
     except OSError:
         return "unknown"
 

@@ -18,7 +18,7 @@ from .changes import can_resume
 from .engine import Failed
 from .options import EXAMPLES, ROOT, flag_of, quote
 from .runner import Runner, Stage
-from .text.corpus import check_lengths, copy_corpus
+from .text.corpus import check_lengths, copy_corpus, find_splits
 from .watch import Echo, Generate, Train, Watch
 
 
@@ -107,12 +107,10 @@ async def binarise(runner: Runner) -> None:
 
 def _test_prefixes(runner: Runner) -> str:
     """Return the prefixes of all test sets for fairseq-preprocess."""
-    plan, prefix, names, number = runner.plan, runner.plan.path("text", "bpe"), ["test"], 1
-    while (f"test{number}" in plan.subsets if runner.dry
-           else os.path.exists(f"{prefix}/test{number}.{plan.options.source_lang}")):  # fmt: skip
-        names.append(f"test{number}")
-        number += 1
-    return ",".join(f"{prefix}/{name}" for name in names)
+    plan, prefix = runner.plan, runner.plan.path("text", "bpe")
+    names = plan.subsets if runner.dry else find_splits(prefix, plan.options.source_lang)
+    tests = dict.fromkeys(name for name in ("test", *names) if name.startswith("test"))
+    return ",".join(f"{prefix}/{name}" for name in tests)
 
 
 async def train(runner: Runner) -> None:

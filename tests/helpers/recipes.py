@@ -12,9 +12,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import driver
-from fairseq_deep.recipes.text.corpus import copy_corpus
 from tests.helpers.forkserver import BIN, SCRIPTS, server
 from tests.helpers.paths import PROGRAMS, ROOT
 
@@ -128,17 +126,6 @@ def program(name, *words, langs=LANGS, **how):
     """The ended process of a part of the recipes: "corpus", "subwords" ... (``recipe_programs.py``)."""
     command = [sys.executable, PROGRAMS, name, "--source-lang", langs[0], "--target-lang", langs[1], *words]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, **how)
-
-
-def check(data, out):
-    """The ended data check of the recipes, which copies what is good."""
-    said, error = io.StringIO(), ""
-    with contextlib.redirect_stdout(said):
-        try:
-            copy_corpus(str(data), str(out), LANGS, "")
-        except UsageError as problem:
-            error = f"error: {problem.message}\n"
-    return subprocess.CompletedProcess([], 65 if error else 0, said.getvalue(), error)
 
 
 def write_pairs(folder, **splits):

@@ -1,6 +1,5 @@
 """Results of a comparison: values and their spread over seeds, parts of the test set, table and picture."""
 
-import csv
 import hashlib
 import itertools
 import json
@@ -138,10 +137,9 @@ def test_table_and_picture_of_what_is_there(finished, tmp_path, monkeypatch):
     assert "| 9.000 [8.000, 10.000] |" in lines[2] and "1 of 3 (1 FAILED)" in lines[4]
     assert "- FAILED: worse, seed 2: stage 4 (train) failed: loss is NaN" in lines
     assert "seeds 1, 2, 3" in text
-    with open(tmp_path / "table.csv", encoding="utf-8") as stream:
-        base, same, worse = csv.DictReader(stream)
+    base, same, worse = json.loads((tmp_path / "table.json").read_text())["systems"]
     assert [row["system"] for row in (base, same, worse)] == ["base", "same", "worse"]
-    assert base["valid_loss_max"] == "10.0" and worse["seeds_failed"] == "2" and worse["bleu_std"] == ""
+    assert base["valid_loss"]["max"] == 10.0 and [*worse["failed"]] == ["2"] and worse["bleu"]["std"] is None
     pytest.importorskip("matplotlib")
     picture.draw(rows, str(tmp_path / "picture.svg"))
     drawn = (tmp_path / "picture.svg").read_text()

@@ -1,75 +1,25 @@
-"""The recipe at work: data checks, and stages that resume. ``test_tutorial.py`` has a job from text to BLEU."""
+"""Stages that resume, and what a resumed run refuses. ``test_tutorial.py`` has a job from text to BLEU."""
 
-import gzip
 import json
 import os
-import random
 import shutil
 import subprocess
 import time
 from pathlib import Path
 
-import pytest
-
 from fairseq_deep.recipes.engine import Engine
 from fairseq_deep.runtime import find_bundle
 from tests.helpers.recipes import (
-    LANGS,
     MAIN,
     SMALL,
     assert_gone,
     assert_refused,
-    check,
     environment,
     fork_drivers,
     programs,
     recipe,
     write_pairs,
 )
-
-
-class TestCorpus:
-    def test_empty_training_pairs_go_and_empty_test_lines_stay(self, corpus, tmp_path):
-        plain = (corpus / "train.de").read_bytes()
-        (corpus / "train.de").unlink()
-        with gzip.open(corpus / "train.de.gz", "wb") as stream:
-            stream.write(plain)
-        done = check(corpus, tmp_path / "out")
-        assert done.returncode == 0, done.stderr
-        assert "dropped 2 with an empty side" in done.stdout
-        sizes = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "out").glob("*.??")}
-        assert sizes == {"train.en": 200, "train.de": 200, "valid.en": 10, "valid.de": 10, "test.en": 11, "test.de": 11}
-        assert (tmp_path / "out/test.en").read_text().split("\n")[3] == ""
-        facts = json.loads((tmp_path / "out/data.json").read_text())
-        assert facts["sets"]["train"]["pairs"] == 200 and facts["sets"]["train"]["dropped"] == 2
-
-    def test_white_space_that_splits_lines_elsewhere_becomes_a_blank(self, corpus, tmp_path):
-        write_pairs(corpus, test=[("a\u2028b\x85c\rd", "x\x0cy"), ("e", "z")])
-        assert check(corpus, tmp_path / "out").returncode == 0
-        assert (tmp_path / "out/test.en").read_text().split("\n") == ["a b c d", "e", ""]
-
-    def test_misaligned_files_are_named_with_their_counts(self, corpus, tmp_path):
-        with (corpus / "train.en").open("a") as stream:
-            stream.write("one more\nand more\n")
-        assert_refused(check(corpus, tmp_path / "out"), "train.en has 204 lines", "train.de has 202")
-        assert not list(tmp_path.glob("out*"))
-
-    @pytest.mark.parametrize("split", ["train", "valid", "test"])
-    def test_empty_data_is_refused(self, corpus, tmp_path, split):
-        for lang in LANGS:
-            (corpus / f"{split}.{lang}").write_bytes(b"")
-        assert_refused(check(corpus, tmp_path / "out"), f"{split}.en", "no sentence pair")
-        assert not list(tmp_path.glob("out*"))
-
-    def test_other_encodings_are_refused_with_the_line(self, corpus, tmp_path):
-        (corpus / "valid.de").write_bytes(b"gut\n" * 4 + "schön\n".encode("latin-1") + b"gut\n" * 5)
-        assert_refused(check(corpus, tmp_path / "out"), "valid.de, line 5", "UTF-8")
-
-    def test_a_cut_off_gzip_file_is_refused(self, corpus, tmp_path):
-        whole = gzip.compress(random.Random(1).randbytes(5000).hex().encode())
-        (corpus / "train.de").unlink()
-        (corpus / "train.de.gz").write_bytes(whole[:2000])
-        assert_refused(check(corpus, tmp_path / "out"), "train.de.gz", "copy the file again")
 
 
 class TestStages:

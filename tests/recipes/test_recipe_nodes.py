@@ -38,8 +38,3 @@ def test_what_torchrun_says_is_one_line(root, other, said):
 def test_a_port_in_use_is_named():
     line = "torch.distributed.DistNetworkError: The server socket has failed to listen: port 29500, EADDRINUSE"
     assert nodes.explain(f"Traceback (most recent call last):\n  File x\n    store = x\n{line}\n") == line
-
-
-def test_a_line_of_an_older_torchrun():
-    log = "ValueError: no\nERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1)\nx\n"
-    assert nodes.explain(log) == "ValueError: no"

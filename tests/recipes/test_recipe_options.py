@@ -1,6 +1,5 @@
 """The options of the recipes: what is refused and warned of, and what they do that no plan of tests/snapshots shows."""
 
-import json
 import os
 import re
 import shlex
@@ -49,9 +48,8 @@ def test_the_command_line_overrides_conf_files_and_later_files_earlier_ones(tmp_
     train = command(lines, "fairseq-train")
     assert (value(train, "--lr"), value(train, "--seed"), train.count("--lr")) == ("0.5", "3", 1)
     assert value(command(lines, "fairseq-generate"), "--beam") == "9" and os.listdir(tmp_path) == ["own.args"]
-    shown = dict(line.split(None, 1) for line in run("--show-config", *confs, "--beam", "7").stdout.splitlines())
-    assert {name: json.loads(shown[name]) for name in ("beam", "seed")} == {"beam": 7, "seed": 11}
-    assert re.search(r"--beam N +beam width \[7\]\n", run("--help", *confs, "--beam", "7").stdout)
+    shown = run("--help", *confs, "--beam", "7").stdout
+    assert re.search(r"--beam N +beam width \[7\]\n", shown) and re.search(r"--seed N +random seed \[11\]\n", shown)
 
 
 def test_the_commands_of_fairseq_deep_are_the_scripts(tmp_path, capsys, monkeypatch):

@@ -12,33 +12,7 @@ import pytest
 
 from fairseq_deep.tools.results import read
 from tests.helpers import recipes
-from tests.helpers.recipes import SMALL, assert_refused, check, programs, recipe
-
-
-def write_references(corpus, *numbers, count=11):
-    for number in numbers:
-        (corpus / f"test.de.ref{number}").write_text("".join(f"das  Haus {number}\n" for _ in range(count)))
-
-
-class TestReferences:
-    def test_further_references_are_copied_and_recorded(self, corpus, tmp_path):
-        write_references(corpus, 1, 2)
-        done = check(corpus, tmp_path / "out")
-        assert done.returncode == 0 and "3 references per sentence" in done.stdout
-        assert (tmp_path / "out/test.de.ref2").read_text() == "das Haus 2\n" * 11
-        facts = json.loads((tmp_path / "out/data.json").read_text())
-        assert list(facts["sets"]["test"]["references"]) == ["test.de.ref1", "test.de.ref2"]
-
-    @pytest.mark.parametrize("numbers, odd", [((2,), 2), ((1, 3), 3), ((0, 1), 0), (("01",), "01")])
-    def test_a_gap_is_refused(self, corpus, tmp_path, numbers, odd):
-        write_references(corpus, *numbers)
-        assert_refused(check(corpus, tmp_path / "out"), f"test.de.ref{odd}: number the references test.de")
-
-    def test_a_missing_line_is_refused(self, corpus, tmp_path):
-        write_references(corpus, 1, count=10)
-        done = check(corpus, tmp_path / "out")
-        assert_refused(done, "test.en has 11 lines but ", "test.de.ref1 has 10: give files of equal length")
-        assert not list(tmp_path.glob("out*"))
+from tests.helpers.recipes import SMALL, assert_refused, programs, recipe
 
 
 def seed_of(call):
@@ -186,7 +160,7 @@ def test_an_average_by_updates_without_checkpoints_is_refused(tools, stubs, corp
 def test_two_seeds_from_text_to_significance(tools, corpus, tmp_path):
     """Real programs, but for the look at the machine: averages by updates, two references, and a copy to compare."""
     recipes.make_real(tools)
-    write_references(corpus, 1)
+    (corpus / "test.de.ref1").write_text("das  Haus 1\n" * 11)
     words = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --smoke --workers 1 --beam 1".split()
     words += "--seeds 2 --average-updates 6 --average 2 --max-tokens 300".split()
     model = "-- --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-layers 2".split()

@@ -178,17 +178,6 @@ def begin(command, update, **variables):
 LONG = ("--max-epoch", "40", "--max-tokens", "150", "--num-workers", "1", "--no-epoch-checkpoints")
 
 
-def test_the_command_that_gets_a_signal(small, tmp_path):
-    """With its workers that read data, as a user starts it."""
-    child, said = begin(train_command(small, tmp_path / "save", *LONG), 3)
-    child.send_signal(signal.SIGTERM)
-    rest = child.communicate(timeout=300)[0]
-    assert child.returncode == 75 and "Traceback" not in rest, rest[-2000:]
-    update = int(re.search(r"saved checkpoint_last.pt at update (\d+)", rest)[1])
-    state = torch.load(tmp_path / "save/checkpoint_last.pt", weights_only=False)
-    assert state["optimizer_history"][-1]["num_updates"] == update >= 3
-
-
 def workers_of(pid):
     return subprocess.check_output(["pgrep", "-P", str(pid)], text=True).split()
 

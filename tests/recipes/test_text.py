@@ -1,6 +1,7 @@
 """The text of the recipes: what is refused, cleaned and noted; sub-words; and translate prepares text alike."""
 
 import gzip
+import json
 import multiprocessing
 import os
 import random
@@ -44,27 +45,53 @@ def copied(text, tmp_path):
     return tmp_path / "out"
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_word(text, tmp_path):
-    content = (text / "train.de").read_bytes()
-    (text / "train.de").write_bytes(b"\xef\xbb\xbf" + content)
-    assert (copied(text, tmp_path) / "train.de").read_bytes() == content
-
-
-@pytest.mark.parametrize("place", [2, 40, 300])
-def test_a_damaged_gzip_file_is_refused_wherever_it_is_damaged(text, tmp_path, place):
-    whole = bytearray(gzip.compress(random.Random(1).randbytes(400).hex().encode() + b"\n"))
-    whole[place : place + 8] = b"\xff" * 8
+def test_text_is_cleaned_and_recorded(text, tmp_path, capsys):
+    """Empty training pairs go, empty test lines stay; white space that splits lines elsewhere becomes a blank."""
+    expected = {lang: lines(text / f"train.{lang}") for lang in LANGS}
+    for sides in (("", "leer"), ("empty", " ")):
+        append(text, "train", *sides)
+    for sides in (("", "leer"), ("a\u2028b\x85c\rd", "x\x0cy")):
+        append(text, "test", *sides)
+    for number in (1, 2):
+        (text / f"test.de.ref{number}").write_text(f"das  Haus {number}\n" * 7)
+    content = b"\xef\xbb\xbf" + (text / "train.de").read_bytes()  # a byte order mark is no part of the first word
     (text / "train.de").unlink()
-    (text / "train.de.gz").write_bytes(whole)
-    with pytest.raises(UsageError, match=r"train\.de\.gz"):
-        copied(text, tmp_path)
+    (text / "train.de.gz").write_bytes(gzip.compress(content))
+    out, said = copied(text, tmp_path), capsys.readouterr().out
+    assert {lang: lines(out / f"train.{lang}") for lang in LANGS} == expected
+    assert (out / "test.en").read_text().split("\n")[-3:] == ["", "a b c d", ""] and lines(out / "test.de")[-1] == "x y"
+    assert (out / "test.de.ref2").read_text() == "das Haus 2\n" * 7
+    facts = json.loads((out / "data.json").read_text())["sets"]
+    assert (facts["train"]["pairs"], facts["train"]["dropped"], facts["test"]["pairs"]) == (100, 2, 7)
+    assert [*facts["test"]["references"]] == ["test.de.ref1", "test.de.ref2"]
+    assert "dropped 2 with an empty side" in said and "3 references per sentence" in said
 
 
-def test_one_text_on_both_sides_is_refused(text, tmp_path):
-    (text / "valid.de").write_bytes((text / "valid.en").read_bytes())
-    with pytest.raises(UsageError, match=r"valid\.en and .*valid\.de have the same text"):
+PACKED = gzip.compress(random.Random(1).randbytes(400).hex().encode() + b"\n")
+BAD = [
+    ({"train.de": b"a\n"}, "train.en has 100 lines but .*train.de has 1"),
+    *(({f"{split}.{lang}": b"" for lang in LANGS}, f"{split}.en and .* no sentence pair")
+      for split in ("train", "valid", "test")),
+    ({f"valid.{lang}": b"a\n" * 3 for lang in LANGS}, "valid.en and valid.de have the same text"),
+    ({"valid.de": b"gut\n" * 4 + "sch\xf6n\n".encode("latin-1")}, "valid.de, line 5: not UTF-8"),
+    ({"train.de.gz": PACKED[:200]}, "train.de.gz cannot be read .*copy the file again"),
+    *(({"train.de.gz": PACKED[:place] + b"\xff" * 8 + PACKED[place + 8 :]}, "train.de.gz") for place in (2, 40, 300)),
+    *(({f"test.de.ref{number}": b"a\n" * 5 for number in numbers}, f"test.de.ref{odd}: number the references test.de")
+      for numbers, odd in (((2,), 2), ((1, 3), 3), ((0, 1), 0), (("01",), "01"))),
+    ({"test.de.ref1": b"a\n" * 4}, "test.en has 5 lines but .*test.de.ref1 has 4: give files of equal length"),
+    ({f"test3.{lang}": b"a\n" for lang in LANGS}, "test3.en: number the test sets .*, without a gap"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("files, problem", BAD)
+def test_bad_text_is_refused(text, tmp_path, files, problem):
+    for name, content in files.items():
+        (text / name).write_bytes(content)
+        if name.endswith(".gz"):
+            (text / name).with_suffix("").unlink()
+    with pytest.raises(UsageError, match=problem):
         copied(text, tmp_path)
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_what_makes_a_score_mean_less_is_noted(text, tmp_path, capsys):
@@ -186,13 +213,6 @@ def test_merges_require_words(bpe, tmp_path):
     with pytest.raises(UsageError, match="are single characters, which have no"):
         cut(tmp_path / "given", tmp_path / "out", bpe)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_gap_between_test_sets_is_refused(text, tmp_path):
-    for lang in LANGS:
-        (text / f"test1.{lang}").rename(text / f"test3.{lang}")
-    with pytest.raises(UsageError, match=r"test3\.en: number the test sets .*, without a gap"):
-        cut(text, tmp_path / "out")
 
 
 KINDS = ["The old house, isn't it? (e-mail: a@b.c) \u201cquoted\u201d", "  blanks\t and\u00a0more  ", "ÄÖÜ ß İ",

@@ -103,7 +103,7 @@ def report(args: Compare, systems: list[System], runs: list[Run]) -> None:
             drawn = ", picture.png"
         except ImportError as error:
             drawn = f"; no picture: {error}; pip install matplotlib"
-    print(f"-> {folder}: table.md, table.csv, table.json{drawn}")
+    print(f"-> {folder}: table.md, table.json{drawn}")
 
 
 def show_plan(args: Compare, systems: list[System], runs: list[Run]) -> None:

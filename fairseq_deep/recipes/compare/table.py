@@ -1,14 +1,12 @@
-"""The table of a comparison: ``table.md`` for readers, ``table.csv`` and ``table.json`` for programs."""
+"""The table of a comparison: ``table.md`` for readers, ``table.json`` for programs."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from typing import Any
 
-from fairseq_deep.recipes.compare.results import FIGURES, REPORTING, Row
+from fairseq_deep.recipes.compare.results import REPORTING, Row
 from fairseq_deep.recipes.compare.tune import format_rates
 from fairseq_deep.tools.output_files import write_text
 
@@ -34,10 +32,9 @@ SPREAD = ("valid_loss", "bleu", "difference")  # shown with minimum and maximum
 
 
 def write(folder: str, rows: list[Row], facts: dict[str, str]) -> str:
-    """Write the three files, and return the text of the first."""
+    """Write both files, and return the text of the first."""
     text = f"{_lay_out(rows)}\n\n{_notes(rows, facts)}\n"
     write_text(os.path.join(folder, "table.md"), text)
-    write_text(os.path.join(folder, "table.csv"), _csv(rows))
     write_text(os.path.join(folder, "table.json"), json.dumps({**facts, "systems": rows}, indent=1) + "\n")
     return text
 
@@ -120,19 +117,3 @@ def _tests(rows: list[Row]) -> str:
     text = f"{text}p equal: of a difference of {margins[0]} BLEU or more (two one-sided tests)." if margins else ""
     half = " BLEU, chrF and tests: reporting half of the test set." if f"bleu {REPORTING}" in rows[0] else ""
     return text + half
-
-
-def _csv(rows: list[Row]) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    parts = ("mean", "min", "max", "std")
-    measured = [*FIGURES, *(name for name in rows[0] if name.startswith(("bleu ", "chrf ")))]
-    names = [figure if part == "mean" else f"{figure}_{part}" for figure in measured for part in parts]
-    tests = ("half", "p", "p_equal")
-    writer.writerow(["system", "command", "parameters", "seeds_done", "seeds_failed", *names, *tests])
-    for row in rows:
-        figures = [(row[figure] or {}).get(part) for figure in measured for part in parts]
-        figures += [row["tests"].get(name) for name in tests]
-        done, failed = (" ".join(map(str, row[key])) for key in ("done", "failed"))
-        writer.writerow([row["system"], row["command"], row["parameters"], done, failed, *figures])
-    return stream.getvalue()
