@@ -4,8 +4,11 @@ import re
 
 import pytest
 
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.commands import losses, run
 from tests.helpers.docs import PAGES, command_lines
+from tests.helpers.flags import parse
+from tests.helpers.models import task_of
 from tests.helpers.paths import PACKAGE, ROOT
 
 PROGRAMS = ("fairseq-train", "fairseq-generate")
@@ -45,7 +48,25 @@ def to_run(words, data, *more):
 WITH_COMMANDS = [page for page in map(str, PAGES) if not page.startswith(ARCHIVES) and commands(page)]
 
 
-@pytest.mark.parametrize("page", [page for page in WITH_COMMANDS if page not in TESTED_ELSEWHERE])
+def only_trains(page):
+    """Whether the page is about methods, and its trainings begin with new models."""
+    return page.startswith("docs/methods/") and {words[0] for words in commands(page)} == {PROGRAMS[0]} and not any(
+        "--init-from" in words for words in commands(page))  # fmt: skip
+
+
+@pytest.mark.parametrize("page", filter(only_trains, WITH_COMMANDS))
+def test_the_models_of_a_page_of_methods_are_built(page, dictionary):
+    """From its commands; at night they train."""
+    for words in commands(page) if page not in TESTED_ELSEWHERE else ():
+        place = words.index("--user-dir")
+        args = parse(*map(str, to_run(words[:place] + words[place + 2 :], "data")[2:]))
+        DeepTransformerModel.build_model(args, task_of(dictionary))
+
+
+@pytest.mark.parametrize("page", [
+    pytest.param(page, marks=[pytest.mark.nightly] if only_trains(page) else []) for page in WITH_COMMANDS
+    if page not in TESTED_ELSEWHERE
+])  # fmt: skip
 def test_the_commands_of_a_page_run(small, tmp_path, page):
     programs = [words[0] for words in commands(page)]
     generates = "fairseq-generate" in programs
