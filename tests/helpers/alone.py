@@ -5,20 +5,9 @@ import dataclasses
 import io
 import json
 import sys
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 
-BLOCKED = ("fairseq", "omegaconf", "hydra")
-
-
-class Blocker(MetaPathFinder, Loader):
-    """Finds what is blocked, and fails to load it."""
-
-    def find_spec(self, name, path=None, target=None):
-        return ModuleSpec(name, self) if name.partition(".")[0] in BLOCKED else None
-
-    def create_module(self, spec):
-        raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
+for blocked in ("fairseq", "omegaconf", "hydra"):
+    sys.modules[blocked] = None
 
 
 def core():
@@ -110,9 +99,6 @@ def huggingface(folder, *lines):
 
 
 if __name__ == "__main__":
-    sys.meta_path.insert(0, Blocker())
     sys.path[0] = __file__.rpartition("/tests/")[0]
     part, *arguments = sys.argv[1:]
-    status = globals()[part](*arguments)
-    assert not [name for name in sys.modules if name.partition(".")[0] in BLOCKED]
-    sys.exit(status)
+    sys.exit(globals()[part](*arguments))
