@@ -14,7 +14,7 @@ sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__
 from fairseq_deep.errors import UsageError  # noqa: E402
 from fairseq_deep.recipes import engine, watch  # noqa: E402
 from fairseq_deep.recipes.recipe import Recipe  # noqa: E402
-from fairseq_deep.recipes.text import rebuild, subwords  # noqa: E402
+from fairseq_deep.recipes.text import rebuild  # noqa: E402
 
 
 class Plan:
@@ -29,28 +29,15 @@ class Plan:
         return self.folders.get("/".join(parts)) or os.path.join(self.folders[parts[0]], *parts[1:])
 
 
-def flags(*names):
-    parser = argparse.ArgumentParser()
-    for name in names:
-        parser.add_argument(f"--{name}", default="")
-    return parser.parse_args(sys.argv[2:])
-
-
 def run_rebuild():
-    args = flags("source-lang", "target-lang", "corpus", "archives", "out", "url", "checksums")
+    parser = argparse.ArgumentParser()
+    for name in ("source-lang", "target-lang", "corpus", "archives", "out", "url", "checksums"):
+        parser.add_argument(f"--{name}", default="")
+    args = parser.parse_args(sys.argv[2:])
     options = {"source_lang": args.source_lang, "target_lang": args.target_lang}
     options.update(data_url=args.url, checksums=args.checksums)
     plan = Plan({"description": args.corpus, "download": args.archives}, **options)
     rebuild.rebuild(plan, args.out)
-
-
-def run_subwords():
-    args = flags("source-lang", "target-lang", "text", "out", "merges", "bpe", "max-words", "max-subwords", "workers",
-                 "lowercase")  # fmt: skip
-    plan = Plan({}, source_lang=args.source_lang, target_lang=args.target_lang, bpe=args.bpe or "joint",
-                bpe_merges=int(args.merges), max_words=int(args.max_words), max_subwords=int(args.max_subwords or 0),
-                lowercase=args.lowercase == "true", workers=int(args.workers or 1))  # fmt: skip
-    subwords.cut_corpus(args.text, args.out, plan)
 
 
 def run_process():

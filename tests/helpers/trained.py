@@ -3,10 +3,11 @@
 import json
 import random
 import shutil
-import sys
+from types import SimpleNamespace
 
+from fairseq_deep.recipes.recipe import Recipe
+from fairseq_deep.recipes.text import subwords
 from tests.helpers.commands import run, train_command
-from tests.helpers.paths import PROGRAMS
 from tests.helpers.recipes import WORDS
 
 
@@ -29,8 +30,9 @@ def train_recipe(exp, *dictionaries, **training):
     """
     write_text(exp / "text/raw", random.Random(3))
     languages = ["--source-lang", "en", "--target-lang", "de"]
-    run(sys.executable, PROGRAMS, "subwords", *languages, "--text", exp / "text/raw", "--out", exp / "text/bpe",
-        "--merges", "30", "--max-words", "50")  # fmt: skip
+    options = Recipe(source_lang="en", target_lang="de", bpe="joint", bpe_merges=30, max_words=50, workers=1)
+    plan = SimpleNamespace(options=options, langs=("en", "de"))
+    subwords.cut_corpus(str(exp / "text/raw"), str(exp / "text/bpe"), plan)
     prefixes = [part for split in ("train", "valid", "test") for part in (f"--{split}pref", exp / "text/bpe" / split)]
     run("fairseq-preprocess", *languages, *prefixes, "--destdir", exp / "data-bin", *dictionaries)
     positions = ["--max-source-positions", "24", "--max-update", "240", "--save-interval-updates", "110"]

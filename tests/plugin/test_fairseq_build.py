@@ -10,7 +10,7 @@ import types
 import pytest
 
 from tests.helpers.hostile import archive, member
-from tests.helpers.paths import ROOT, importable
+from tests.helpers.paths import ROOT
 
 THIRD_PARTY = ROOT / "third_party/fairseq"
 
@@ -18,8 +18,8 @@ THIRD_PARTY = ROOT / "third_party/fairseq"
 @pytest.fixture
 def backend(monkeypatch):
     monkeypatch.delenv("FAIRSEQ_SDIST", raising=False)
-    with importable(THIRD_PARTY):
-        yield importlib.import_module("backend")
+    monkeypatch.syspath_prepend(THIRD_PARTY)
+    return importlib.import_module("backend")
 
 
 @pytest.fixture
@@ -104,7 +104,8 @@ def test_inner_commands_do_not_see_the_outer_build(backend, monkeypatch):
 @pytest.fixture(scope="module")
 def edited(tmp_path_factory):
     """The published source with the patches."""
-    with importable(THIRD_PARTY):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(THIRD_PARTY)
         backend = importlib.import_module("backend")
     folder = tmp_path_factory.mktemp("published")
     try:
