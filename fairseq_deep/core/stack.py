@@ -211,7 +211,7 @@ class Stack:
     memory: MethodConfig | None = None
 
     def __post_init__(self):
-        check_fields({name: getattr(self, name) for name in hints_of(Stack)}, Stack, RULES, self._flag)
+        check_fields({name: getattr(self, name) for name in hints_of(Stack)}, Stack, RULES, self.flag)
         for axis in ("aggregator", "init", "residual", "attention", "memory"):
             chosen = getattr(self, axis)
             if not isinstance(chosen, MethodConfig | None):
@@ -225,7 +225,8 @@ class Stack:
                 raise UsageError(f"aggregator must be a method of --layer-agg ({self.aggregator.name}): change it")
             object.__setattr__(self, "layout", self.aggregator.method.layout(self.side, self.aggregator.options))
 
-    def _flag(self, name: str) -> str:
+    def flag(self, name: str) -> str:
+        """Return the flag that sets the attribute *name*, or *name* itself, for messages."""
         other, end = ("decoder", "source") if self.side == "encoder" else ("encoder", "target")
         flag = _FLAGS.get(name)
         return flag.format(side=self.side, other=other, end=end).replace("_", "-") if flag else name

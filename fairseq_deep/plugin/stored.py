@@ -10,8 +10,6 @@ from typing import Any
 
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import GenerationConfig
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from fairseq.models.transformer import TransformerModel
 from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
 
@@ -21,8 +19,8 @@ from fairseq_deep.runtime.dictionary import Dictionary, hash_symbols
 from fairseq_deep.runtime.model import READERS, StoredModel
 
 from .compat import register_format
-from .models.deep_transformer import DeepTransformerModel
 from .models.dictionaries import KEY
+from .models.hydra import fill
 
 _POSITIONS = ("max_source_positions", "max_target_positions")
 
@@ -48,29 +46,6 @@ def read_checkpoint(path: str) -> StoredModel:
     hashes = (state.get("task_state") or {}).get(KEY)
     stock = arch if flags.arch == f"deep_{arch}" else None
     return StoredModel(flags, state["model"], _task_settings(_plain(config.task)), hashes, smoothing, stock)
-
-
-def fill(flags: dict[str, Any], path: str) -> argparse.Namespace:
-    """Complete the *flags* of the model at *path* with its architecture; one of fairseq's becomes its twin.
-
-    Raises:
-        UsageError: the architecture is unknown, or neither from this package nor of fairseq's ``transformer``
-    """
-    arch = flags.get("arch") or flags.get("_name")
-    model = ARCH_MODEL_REGISTRY.get(arch)
-    if model is TransformerModel:
-        arch = f"deep_{arch}"
-    elif model is not DeepTransformerModel:
-        raise UsageError(
-            f"{path} has the architecture {arch}, which is neither of this package nor of fairseq's transformer; "
-            "translate with fairseq-generate"
-        )
-    filled = argparse.Namespace(**{**flags, "arch": arch, "_name": arch})
-    try:
-        ARCH_CONFIG_REGISTRY[arch](filled)
-    except Exception as error:  # invalid settings raise arbitrary exceptions in fairseq
-        raise UsageError(f"{path} does not have the settings of {arch} ({error})") from error
-    return filled
 
 
 def _plain(config: Any) -> dict[str, Any]:

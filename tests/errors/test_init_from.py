@@ -47,7 +47,7 @@ def state(build, dictionary, tmp_path):
 FILES = [
     *(({"args": setting}, "cannot build a model with its settings")
       for setting in ({"encoder_layers": "x"}, {"layer_agg": "new"}, {"max_source_positions": -1})),
-    ({"args": {"arch": "fconv"}}, "unsupported architecture fconv; use"),
+    ({"args": {"arch": "fconv"}}, "cannot build a model with its settings ("),
     ({"model": None}, "not a fairseq"),
     ({"weights": {"encoder.embed_tokens.weight": torch.zeros(39, 16)}},
      "its vocabulary has 39 entries (source), the data's 40: binarise"),

@@ -7,7 +7,7 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
-from fairseq_deep.plugin.stored import fill
+from fairseq_deep.plugin.models.hydra import fill
 from tests.golden import FOLDER, build, load, model_flags, outputs
 from tests.helpers.flags import parse
 

@@ -143,7 +143,7 @@ def test_optimizers_criterion_and_a_later_start_are_known(small, tmp_path):
     model += f", init_from: {tmp_path}/old/checkpoint_last.pt, stack_restart_updates: 3"
     keys = ["optimizer._name=muon", "+optimizer.muon_momentum=0.9", "optimization.max_update=4"]
     done = train(small, tmp_path / "new", *KEYS, f"+model={{{model}}}", *keys, "criterion=cross_entropy")
-    assert "encoder layers 1 twice, decoder layers 1" in done.text
+    assert "encoder layers 1 1, decoder layers 1" in done.text
     assert "training starts at update 3, lr 0.001" in done.text
     state = saved(tmp_path / "new")
     assert state["cfg"]["model"]["init_from"] is None and state["cfg"]["optimizer"]["_name"] == "muon"

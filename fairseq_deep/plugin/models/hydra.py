@@ -1,4 +1,4 @@
-"""Configurations of ``fairseq-hydra-train``: the part ``model`` as flat flags, and the flags of the whole run.
+"""Flags of models from checkpoints, and from configurations of ``fairseq-hydra-train``.
 
 fairseq groups some flags of its Transformer: ``model.encoder.layers`` is ``--encoder-layers``. Architecture functions
 know flat names only, so the groups are flattened before an architecture fills in its presets.
@@ -10,8 +10,8 @@ import functools
 from dataclasses import fields
 from typing import Any
 
-from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.models.transformer import TransformerConfig, base_architecture
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models.transformer import TransformerConfig, TransformerModel, base_architecture
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_deep.core.registry import UsageError, nearest
@@ -55,6 +55,28 @@ def known_flags() -> dict[str, argparse.Action | None]:
 def is_filled(config: Any) -> bool:
     """Return whether an architecture has already set the flags of *config*, a namespace or a configuration."""
     return _filled() <= set(vars(config) if isinstance(config, argparse.Namespace) else config)
+
+
+def fill(flags: dict[str, Any], path: str, fix: str = "translate with fairseq-generate") -> argparse.Namespace:
+    """Complete the *flags* of the model at *path* with its architecture; one of fairseq's becomes its twin.
+
+    Raises:
+        UsageError: the architecture is unknown, or neither from this package nor of fairseq's ``transformer``
+    """
+    arch = flags.get("arch") or flags.get("_name")
+    model = ARCH_MODEL_REGISTRY.get(arch)
+    if model is TransformerModel:
+        arch = f"deep_{arch}"
+    elif model is not ARCH_MODEL_REGISTRY["deep_transformer"]:
+        raise UsageError(
+            f"{path} has the architecture {arch}, which is neither of this package nor of fairseq's transformer; {fix}"
+        )
+    filled = argparse.Namespace(**{**flags, "arch": arch, "_name": arch})
+    try:
+        ARCH_CONFIG_REGISTRY[arch](filled)
+    except Exception as error:  # invalid settings raise arbitrary exceptions in fairseq
+        raise UsageError(f"{path} does not have the settings of {arch} ({error})") from error
+    return filled
 
 
 def flatten(config: Any) -> None:

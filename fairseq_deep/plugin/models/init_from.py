@@ -13,9 +13,7 @@ is still the one that the final norm and the other stack were trained with. If a
 halves the factor. Interleaved layers then compute x + F/2 + F/2 for x + F, nearly the same function.
 """
 
-import argparse
 import contextlib
-import itertools
 import logging
 import os
 import re
@@ -25,8 +23,6 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from fairseq.models.transformer import TransformerModel
 from torch import Tensor, nn
 
 from fairseq_deep.core.checkpoints import upgrade
@@ -37,6 +33,7 @@ from fairseq_deep.errors import one_line
 from fairseq_deep.plugin.compat import load_checkpoint, model_flags
 
 from .dictionaries import KEY, hash_symbols, sums
+from .hydra import fill
 
 logger = logging.getLogger(__name__)
 
@@ -114,20 +111,14 @@ def _read(path: str, model: nn.Module, task: Any) -> Source:
         raise UsageError(f"--init-from {path}: cannot load it ({one_line(error)})") from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise UsageError(f"--init-from {path}: not a fairseq checkpoint (no 'model'); use a file of fairseq-train")
-    flags, weights = argparse.Namespace(**model_flags(state)), dict(state["model"])
-    arch = getattr(flags, "arch", None) or getattr(flags, "_name", None)
-    known = ARCH_MODEL_REGISTRY.get(arch)
-    if known is not TransformerModel and not isinstance(model, known or ()):
-        raise UsageError(f"--init-from {path}: unsupported architecture {arch}; use a model of this package or a "
-                         "transformer of fairseq")  # fmt: skip
-    flags._name = arch  # marks flags of a checkpoint, as opposed to a command line
+    given, weights = model_flags(state), dict(state["model"])
     try:
-        ARCH_CONFIG_REGISTRY[arch](flags)
-        stacks = describe(flags)
+        stacks = describe(fill(given, path, "use another model"))
     except Exception as error:  # invalid settings raise arbitrary exceptions in fairseq
         reason = one_line(error)
         raise UsageError(f"--init-from {path}: cannot build a model with its settings ({reason})") from error
     upgrade(model, weights)
+    arch = given.get("arch") or given.get("_name")
     return Source(path, arch, weights, stacks, _find_dictionaries(path, state, task))
 
 
@@ -149,21 +140,6 @@ def _norms(stack: Stack) -> str:
     return ("pre-norm" if stack.pre_norm else "post-norm") if stack.init.method.layer_norm else "no norms"
 
 
-def _fitting(kind: str, new: Stack) -> str:
-    """Return the flags that give *new* norms of *kind*; the encoder is checked first."""
-    names = {"post-norm": "postnorm", "pre-norm": "prenorm"}
-    if new.aggregator.name == "dlcl":
-        names = {"post-norm": "dlcl_postnorm", "pre-norm": "dlcl"}
-    if kind not in names:
-        return "use the --deep-init of its training"
-    if new.side == "decoder" and kind == "pre-norm":
-        return "add --decoder-normalize-before"
-    arch = f"transformer_{names[kind]}_{new.layers}l"
-    arch = arch if new.side == "encoder" and arch in ARCH_CONFIG_REGISTRY else f"transformer_{names[kind]}_12l"
-    both = " --encoder-normalize-before" if new.side == "decoder" else ""
-    return f"use an architecture transformer_{names[kind]}_*, such as --arch {arch}{both}"
-
-
 def _check_stack(source: Source, old: Stack, new: Stack) -> None:
     """Reject a stack that cannot copy the layers of another."""
     side = new.side
@@ -173,9 +149,11 @@ def _check_stack(source: Source, old: Stack, new: Stack) -> None:
         raise source.refuse(
             f"its {side} has {old.layers} layers, the new one {new.layers}: use --{side}-layers {old.layers} or more"
         )
-    kinds = [_norms(stack) for stack in (old, new)]
-    if kinds[0] != kinds[1]:
-        raise source.refuse(f"its {side} has {kinds[0]}, the new one {kinds[1]}: {_fitting(kinds[0], new)}")
+    there, here = _norms(old), _norms(new)
+    if there != here:
+        fixes = {"pre-norm": f"add --{side}-normalize-before", "no norms": "use the --deep-init of its training"}
+        fix = fixes.get(there, "use an architecture transformer_*postnorm_*")
+        raise source.refuse(f"its {side} has {there}, the new one {here}: {fix}")
     if old.layout.split != new.layout.split:
         raise source.refuse(
             f"the layers of --layer-agg {old.aggregator.name} ({side}) are split differently from the layers of "
@@ -185,19 +163,14 @@ def _check_stack(source: Source, old: Stack, new: Stack) -> None:
     if old.aggregator.method is new.aggregator.method and not same:
         flag = "--lstm-attn-residual" if old.layout.attn_residual else "--lstm-no-attn-residual"
         raise source.refuse(f"its {side} has another query of the cross-attention: add {flag}")
-    numbers = [("dim", f"{side}-embed-dim"), ("heads", f"{side}-attention-heads")]
+    names = ["dim", "heads", "scale_embedding", "positions"]
     if old.layout.feed_forward and new.layout.feed_forward:
-        numbers += [("ffn", "ffn"), ("ffn_dim", f"{side}-ffn-embed-dim"), ("activation", "activation-fn")]
-    for name, flag in numbers:
-        there, here = getattr(old, name), getattr(new, name)
+        names += ["ffn", "ffn_dim", "activation"]
+    for name in names:
+        flag, there, here = new.flag(name), getattr(old, name), getattr(new, name)
         if there != here:
-            raise source.refuse(f"it has --{flag} {there}, the new model {here}: use --{flag} {there}")
-    if old.scale_embedding != new.scale_embedding:
-        fix = "omit" if old.scale_embedding else "add"
-        raise source.refuse(f"its {side} scales embeddings differently: {fix} --no-scale-embedding")
-    if old.positions != new.positions:
-        kinds = f"{old.positions} positions, the new one {new.positions}"
-        raise source.refuse(f"its {side} has {kinds}: use the flags of its training run for positions")
+            fix = f"use {flag} {there}" if flag.startswith("--") else "use the flags of its training run"
+            raise source.refuse(f"its {side} has {flag} {there}, the new one {here}: {fix}")
 
 
 def _check_placements(source: Source, new: Stack, layers: list[int]) -> None:
@@ -288,24 +261,13 @@ def _tell(
     source: Source, own: dict[str, Tensor], taken: dict[str, str], layers: dict[str, list[int]], checked: str
 ) -> None:
     """Log the copied layers and tensors, and the rest."""
-    said = [f"{side} layers {_runs([number + 1 for number in layers[side]])}" for side in SIDES]
+    said = [f"{side} layers {' '.join(str(number + 1) for number in layers[side])}" for side in SIDES]
     kept = _groups(name for name in own if name not in taken)
     left = {name for name in source.weights if name.rsplit(".", 1)[-1] not in _NO_WEIGHTS} - {*taken.values()}
     logger.info(
         f"--init-from {source.path} ({source.arch}): {', '.join(said)}; {len(taken)} of {len(own)} tensors copied; "
         f"with their own initialisation: {kept}; not copied: {_groups(left)}{checked}"
     )
-
-
-def _runs(numbers: list[int]) -> str:
-    """Format numbers as runs, 1-6, 5-6, or if a number follows itself, with counts: 1 twice, 2, 3 twice."""
-    repeats = [(number, len([*group])) for number, group in itertools.groupby(numbers)]
-    if len(repeats) < len(numbers):
-        times = {1: "", 2: " twice"}
-        return ", ".join(f"{number}{times.get(count, f' {count} times')}" for number, count in repeats)
-    starts = [index for index, number in enumerate(numbers) if not index or number != numbers[index - 1] + 1]
-    runs = [numbers[start:end] for start, end in zip(starts, [*starts[1:], len(numbers)])]
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _groups(names: Iterable[str]) -> str:

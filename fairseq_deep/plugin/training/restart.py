@@ -25,7 +25,7 @@ from fairseq_deep.core.stack import MethodConfig
 from fairseq_deep.errors import printable
 from fairseq_deep.plugin.compat import load_checkpoint as fetch
 from fairseq_deep.plugin.compat import model_flags
-from fairseq_deep.plugin.stored import fill
+from fairseq_deep.plugin.models.hydra import fill
 
 logger = logging.getLogger(__name__)
 
