@@ -14,7 +14,7 @@ from fairseq_deep.core.inits import INITS
 from fairseq_deep.core.memories import MEMORIES
 from fairseq_deep.core.registry import Registry, UsageError, flags_owner
 from fairseq_deep.core.residuals import RESIDUALS
-from fairseq_deep.core.stack import MethodConfig, Stack
+from fairseq_deep.core.stack import FLAGS, MethodConfig, Stack, flag_of
 
 SIDES = ("encoder", "decoder")
 # the axes of both stacks, each with its default method
@@ -23,6 +23,12 @@ ENCODER = {"encoder_attn": (ENCODER_ATTENTIONS, "self")}
 DECODER = {"decoder_attn": (DECODER_ATTENTIONS, "self"), "decoder_memory": (MEMORIES, "last")}
 AXES = {**SIDED, **ENCODER, **DECODER}
 REGISTRIES = [registry for registry, _ in AXES.values()]
+ATTRIBUTES = {"layer_agg": "aggregator", "deep_init": "init", "residual": "residual", "encoder_attn": "attention",
+              "decoder_attn": "attention", "decoder_memory": "memory"}  # fmt: skip
+"""The attribute of :class:`Stack` of each axis."""
+DEFAULTS = {"dim": 512, "memory_dim": 512, "ffn_dim": 2048, "heads": 8, "dropout": 0.1, "pre_norm": False}
+"""fairseq's defaults of attributes, where :class:`Stack` has others."""
+AXES_OF = {"encoder": {**SIDED, **ENCODER}, "decoder": {**SIDED, **DECODER}}
 
 
 def method_name(flags: Any, side: str, axis: str, default: str | None = None) -> str:
@@ -73,11 +79,7 @@ def complete(stack: Stack) -> Stack:
     Raises:
         UsageError: a method belongs to another axis
     """
-    plain = {"aggregator": (AGGREGATORS, "residual"), "init": (INITS, "fairseq"), "residual": (RESIDUALS, "plain")}
-    if stack.side == "decoder":
-        plain.update({"attention": DECODER["decoder_attn"], "memory": DECODER["decoder_memory"]})
-    else:
-        plain["attention"] = ENCODER["encoder_attn"]
+    plain = {ATTRIBUTES[axis]: pair for axis, pair in AXES_OF[stack.side].items()}
     for axis, (registry, _) in plain.items():
         chosen = getattr(stack, axis)
         if chosen is not None and any(each.knows(chosen.method) for each in REGISTRIES if each is not registry):
@@ -107,52 +109,36 @@ def _numbers(flags: Any, side: str) -> Stack:
         kept = get(f"{of}_layers_to_keep")
         return len(kept.split(",")) if kept else get(f"{of}_layers", 6)
 
-    dim, decodes = get(f"{side}_embed_dim", 512), side == "decoder"
     offload = bool(get("offload_activations", False))
-    own = {
-        "output_dim": get("decoder_output_dim"),
-        "final_norm": not get("no_decoder_final_norm", False),
-        "tied_output": bool(get("share_all_embeddings") or get("share_decoder_input_output_embed")),
-        "alignment_layer": get("alignment_layer"),
-        "alignment_heads": get("alignment_heads"),
-    }
+    absolute = "none" if get("no_token_positional_embeddings") else "learned" if get(f"{side}_learned_pos") else None
+    others = {"layers", "other_layers", *ATTRIBUTES.values()}
+    if side == "encoder":
+        others |= {"output_dim", "alignment_layer", "alignment_heads", "final_norm"}
+    defaults = {**vars(Stack), **DEFAULTS}
+    values = {name: get(flag_of(name, side), defaults.get(name)) for name in FLAGS if name not in others}
+    # relu_dropout is the name in models of old fairseq versions
+    values["activation_dropout"] = values["activation_dropout"] or get("relu_dropout", 0)
+    values.update({name: bool(values[name]) for name in ("pre_norm", "embedding_norm")})
+    values.update({name: not get(FLAGS[name], False) for name in ("scale_embedding", "cross_attention", "final_norm")
+                   if name in values})  # fmt: skip
+    tied = get("share_all_embeddings") or get("share_decoder_input_output_embed")
     return Stack(
-        layers=depth(side),
-        dim=dim,
-        pre_norm=bool(get(f"{side}_normalize_before", False)),
         side=side,
-        ffn_dim=get(f"{side}_ffn_embed_dim", 2048),
-        heads=get(f"{side}_attention_heads", 8),
+        layers=depth(side),
         other_layers=depth(SIDES[1 - SIDES.index(side)]),
-        memory_dim=get("encoder_embed_dim", 512),
-        cross_attention=not get("no_cross_attention", False),
-        dropout=get("dropout", 0.1),
-        attention_dropout=get("attention_dropout", 0.0),
-        # relu_dropout is the name in models of old fairseq versions
-        activation_dropout=get("activation_dropout", 0) or get("relu_dropout", 0),
-        activation=str(get("activation_fn", "relu")),
-        max_positions=get("max_target_positions" if decodes else "max_source_positions", 1024),
-        scale_embedding=not get("no_scale_embedding", False),
-        embedding_norm=bool(get("layernorm_embedding", False)),
-        **layer_options.describe(get, side),
+        positions="rotary" if get("rotary_positions") else absolute or "sinusoidal",
+        tied_output=side == "decoder" and bool(tied),
         recompute=offload or bool(get("checkpoint_activations", False)),
         offload=offload,
-        layerdrop=get(f"{side}_layerdrop", 0.0),
-        **(own if decodes else {}),
+        **values,
     )
 
 
 def _choose_methods(flags: Any, stack: Stack) -> Stack:
-    axes = {**SIDED, **(DECODER if stack.side == "decoder" else ENCODER)}
-    chosen = {axis: axes[axis][0].choose(flags, method_name(flags, stack.side, axis), stack.side) for axis in axes}
-    return replace(
-        stack,
-        aggregator=chosen["layer_agg"],
-        init=chosen["deep_init"],
-        residual=chosen["residual"],
-        attention=chosen[f"{stack.side}_attn"],
-        memory=chosen.get("decoder_memory"),
-    )
+    side = stack.side
+    axes = {axis: registry for axis, (registry, _) in AXES_OF[side].items()}
+    return replace(stack, **{ATTRIBUTES[axis]: registry.choose(flags, method_name(flags, side, axis), side)
+                             for axis, registry in axes.items()})  # fmt: skip
 
 
 def _check_used(flags: Any, stacks: dict[str, Stack]) -> None:

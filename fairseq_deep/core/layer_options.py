@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from .fields import Option, add_flag
-from .stack import RULES, Stack
+from .stack import RULES, Stack, flag_of
 
 OPTIONS = {
     "relative_positions": Option("relative positions in self-attention, clipped at N; on the keys"),
@@ -24,26 +21,14 @@ OPTIONS = {
 """Attributes of :class:`Stack` with flags of their own."""
 
 
-def _flag(name: str, side: str = "decoder") -> str:
-    return f"{side}_kv_heads" if name == "kv_heads" else name
-
-
 def add_args(parser) -> None:
     """Add the flags, without defaults."""
     for name, option in OPTIONS.items():
-        add_flag(parser, _flag(name), option, Stack, name, getattr(Stack, name))
+        add_flag(parser, flag_of(name, "decoder"), option, Stack, name, getattr(Stack, name))
     parser.add_argument("--rotary-positions", action="store_true",
                         help="rotary positions in self-attention, instead of absolute positions")
     parser.add_argument("--num-languages", type=int, metavar="N",
                         help="number of target languages (default: the number of tags <2xx> in the source dictionary)")
-
-
-def describe(get: Callable[..., Any], side: str) -> dict[str, Any]:
-    """Return attributes of :class:`Stack` for *side*; *get* returns a flag, or a default if it is unset."""
-    absolute = "learned" if get(f"{side}_learned_pos") else "sinusoidal"
-    absolute = "none" if get("no_token_positional_embeddings") else absolute
-    found = {"positions": "rotary" if get("rotary_positions") else absolute, "languages": get("num_languages", 0)}
-    return {**found, **{name: get(_flag(name, side), getattr(Stack, name)) for name in OPTIONS}}
 
 
 def choices_of(stack: Stack) -> dict[str, str]:
@@ -52,5 +37,5 @@ def choices_of(stack: Stack) -> dict[str, str]:
     values = {name: getattr(stack, name) for name, default in plain.items() if getattr(stack, name) != default}
     if stack.kv_heads == stack.heads:
         del values["kv_heads"]
-    flags = {name: f"--{_flag(name, stack.side).replace('_', '-')}" for name in values}
+    flags = {name: stack.flag(name) for name in values}
     return {name: flags[name] if value is True else f"{flags[name]} {value}" for name, value in values.items()}

@@ -32,15 +32,26 @@ RULES: dict[str, Any] = {
     "activation": ("relu", "relu_squared", "gelu", "gelu_accurate", "gelu_fast", "swish", "tanh", "linear"),
 }  # fmt: skip
 """Ranges and names of the attributes of :class:`Stack`."""
-_FLAGS = {
-    **{name: f"--{{side}}-{name}" for name in ("layers", "kv_heads", "layerdrop")},
-    **{"dim": "--{side}-embed-dim", "ffn_dim": "--{side}-ffn-embed-dim", "heads": "--{side}-attention-heads"},
-    **{"max_positions": "--max-{end}-positions", "languages": "--num-languages", "activation": "--activation-fn"},
-    **{"output_dim": "--decoder-output-dim", "memory_dim": "--encoder-embed-dim", "other_layers": "--{other}-layers"},
-    **{name: f"--{name}" for name in ("norm", "ffn", "attention_gate", "relative_positions", "dropout",
-                                      "attention_dropout", "activation_dropout")},
+FLAGS = {
+    **{name: f"{{side}}_{name}" for name in ("layers", "kv_heads", "layerdrop")},
+    **{"dim": "{side}_embed_dim", "ffn_dim": "{side}_ffn_embed_dim", "heads": "{side}_attention_heads"},
+    **{"max_positions": "max_{end}_positions", "languages": "num_languages", "activation": "activation_fn"},
+    **{"output_dim": "decoder_output_dim", "memory_dim": "encoder_embed_dim", "other_layers": "{other}_layers"},
+    **{"pre_norm": "{side}_normalize_before", "embedding_norm": "layernorm_embedding"},
+    **{"aggregator": "{side}_layer_agg", "init": "{side}_deep_init", "residual": "{side}_residual"},
+    **{"attention": "{side}_attn", "memory": "decoder_memory", "scale_embedding": "no_scale_embedding"},
+    **{"cross_attention": "no_cross_attention", "final_norm": "no_decoder_final_norm"},
+    **{name: name for name in ("norm", "ffn", "attention_gate", "relative_positions", "relative_values", "qk_norm",
+                               "sub_norm", "value_residual", "language_transform", "language_norm", "dropout",
+                               "attention_dropout", "activation_dropout", "alignment_layer", "alignment_heads")},
 }  # fmt: skip
-"""Flags that set attributes of :class:`Stack`, for messages."""
+"""Flags that set attributes of :class:`Stack`; a flag ``no_...`` sets the opposite."""
+
+
+def flag_of(name: str, side: str) -> str:
+    """Return the flag of the attribute *name* of :class:`Stack`, with underscores; *name* if it has no flag."""
+    other, end = ("decoder", "source") if side == "encoder" else ("encoder", "target")
+    return FLAGS.get(name, name).format(side=side, other=other, end=end)
 
 
 def options_of(method: Any) -> list[str]:
@@ -102,9 +113,10 @@ class MethodConfig:
                 names = f"choose from {', '.join(known)}" if known else "it has none"
                 raise UsageError(f"unknown option {option} of {self.name}{nearest(option, known)}; {names}")
         rules = {name: option.rule for name, option in getattr(self.method, "options", {}).items()}
-        check_fields(self.options, self.method.__init__, rules, self._flag)
+        check_fields(self.options, self.method.__init__, rules, self.flag)
 
-    def _flag(self, option: str) -> str:
+    def flag(self, option: str) -> str:
+        """Return the flag of *option*, for messages."""
         return f"--{getattr(self.method, 'prefix', '') or self.name}-{option}".replace("_", "-")
 
     def with_inner(self, inner: MethodConfig) -> MethodConfig:
@@ -227,9 +239,12 @@ class Stack:
 
     def flag(self, name: str) -> str:
         """Return the flag that sets the attribute *name*, or *name* itself, for messages."""
-        other, end = ("decoder", "source") if self.side == "encoder" else ("encoder", "target")
-        flag = _FLAGS.get(name)
-        return flag.format(side=self.side, other=other, end=end).replace("_", "-") if flag else name
+        return f"--{flag_of(name, self.side)}".replace("_", "-") if name in FLAGS else name
+
+    def given(self, name: str) -> tuple[str, Any]:
+        """Return the flag of the attribute *name* and its value, or the attribute itself, for messages."""
+        flag, value = self.flag(name), getattr(self, name)
+        return flag, not value if flag.startswith("--no-") else value
 
     def _check_together(self) -> None:
         """Reject attributes that contradict each other."""

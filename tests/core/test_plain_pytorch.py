@@ -74,7 +74,7 @@ WRONG = [
     (stack, {"layers": -1}, "--encoder-layers must be a whole number of at least 0 (-1)"),
     (stack, {"layers": "2"}, "--encoder-layers must be a whole number of at least 0 ('2')"),
     (stack, {"dim": 16.0}, "--encoder-embed-dim must be a whole number of at least 1 (16.0)"),
-    (stack, {"pre_norm": "pre"}, "pre_norm must be True or False ('pre')"),
+    (stack, {"pre_norm": "pre"}, "--encoder-normalize-before must be True or False ('pre')"),
     (stack, {"heads": 3}, "--encoder-embed-dim 16 is not divisible by --encoder-attention-heads 3"),
     (stack, {"kv_heads": 4}, "--encoder-kv-heads 4 must be a divisor"),
     (stack, {"offload": True}, "offload requires recompute"),

@@ -167,9 +167,10 @@ def _check_stack(source: Source, old: Stack, new: Stack) -> None:
     if old.layout.feed_forward and new.layout.feed_forward:
         names += ["ffn", "ffn_dim", "activation"]
     for name in names:
-        flag, there, here = new.flag(name), getattr(old, name), getattr(new, name)
+        (flag, there), (_, here) = old.given(name), new.given(name)
         if there != here:
-            fix = f"use {flag} {there}" if flag.startswith("--") else "use the flags of its training run"
+            is_flag = flag.startswith("--") and not isinstance(there, bool)
+            fix = f"use {flag} {there}" if is_flag else "use the flags of its training run"
             raise source.refuse(f"its {side} has {flag} {there}, the new one {here}: {fix}")
 
 

@@ -108,43 +108,28 @@ def differences(old: dict[str, Any], new: dict[str, Any], owner: str = "checkpoi
     if any(isinstance(flags.get("encoder"), dict) for flags in (old, new)):
         return ""  # nested settings of fairseq's own models
     try:
-        old, new = vars(fill(old, "the checkpoint")), vars(fill(new, "the run"))
-        before = _computes(old)
-        if _computes(new) == before:
-            return ""
+        before, after = _computes(fill(old, "the checkpoint")), _computes(fill(new, "the run"))
     except UsageError:  # a model of fairseq that has no description
         return ""
-    names = [name for name in sorted({*old, *new}) if _changes(old, name, new.get(name), before)]
-    pairs = ((name.replace("_", "-"), _shown(new.get(name)), _shown(old.get(name))) for name in names)
-    return ", ".join(f"--{name} {value} ({owner}: {stored})" for name, value, stored in pairs) or "--arch"
+    found = [(flag, after.get((side, flag)), before.get((side, flag))) for side, flag in {**before, **after}]
+    texts = (f"{flag} {_shown(now)} ({owner}: {_shown(then)})" for flag, now, then in found if now != then)
+    return ", ".join(dict.fromkeys(texts))
 
 
 def _shown(value: Any) -> str:
     return "unset" if value in (None, False) else "set" if value is True else str(value)
 
 
-def _changes(old: dict[str, Any], name: str, value: Any, before: list[Any]) -> bool:
-    """Return whether the flag *name* with *value* changes the function of a model with the flags *old*."""
-    if name in ("arch", "_name") or old.get(name) == value:
-        return False
-    try:
-        return _computes({**old, name: value}) != before
-    except UsageError:  # it requires other flags that also differ
-        return True
-
-
-def _computes(flags: dict[str, Any]) -> list[Any]:
-    """Return the attributes and options of both stacks on which the function of a model depends."""
-    stacks = describe(argparse.Namespace(**flags)).values()
-    names = [field.name for field in fields(next(iter(stacks))) if field.name not in TRAINING_ONLY]
-    return [_complete(getattr(stack, name)) for stack in stacks for name in names]
-
-
-def _complete(value: Any) -> Any:
-    """Return a method with the defaults of its options, or another *value* unchanged."""
-    if not isinstance(value, MethodConfig):
-        return value
-    parameters = inspect.signature(value.method.__init__).parameters.values()
-    options = {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
-    options.update({name: _complete(option) for name, option in value.options.items()})
-    return value.name, {name: each for name, each in options.items() if not name.endswith(TRAINING_OPTIONS)}
+def _computes(flags: argparse.Namespace) -> dict[tuple[str, str], Any]:
+    """Return the attributes and options of both stacks on which the function of a model depends, by side and flag."""
+    found: dict[tuple[str, str], Any] = {}
+    for side, stack in describe(flags).items():
+        for name in (field.name for field in fields(stack) if field.name not in TRAINING_ONLY):
+            flag, value = stack.given(name)
+            found[side, flag] = value.name if isinstance(value, MethodConfig) else value
+            while isinstance(value, MethodConfig):
+                for option, argument in inspect.signature(value.method.__init__).parameters.items():
+                    if argument.default is not argument.empty and not option.endswith((*TRAINING_OPTIONS, "inner")):
+                        found[side, value.flag(option)] = value.options.get(option, argument.default)
+                value = value.options.get("inner")
+    return found
