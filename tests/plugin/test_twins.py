@@ -72,7 +72,7 @@ STOCK = ("--arch", "transformer_iwslt_de_en")
     (ARCH, (*ARCH, "--activation-fn", "gelu"), "--activation-fn gelu (checkpoint: relu)"),
     (ARCH, (*ARCH, "--no-scale-embedding"), "--no-scale-embedding set (checkpoint: unset)"),
     ((*ARCH, "--dlcl-window", "1"), ARCH, "--dlcl-window unset (checkpoint: 1)"),
-    ((*ARCH, "--residual", "completep", "--layer-agg", "residual"), (*ARCH, "--layer-agg", "residual"), "-residual plain"),
+    ((*ARCH, "--residual", "completep", "--layer-agg", "residual"), (*ARCH, "--layer-agg", "residual"), "-residual "),
     (STOCK, ("--arch", "deep_transformer_iwslt_de_en", "--dropout", "0.3"), ""),
     (STOCK, ("--arch", "deep_transformer_iwslt_de_en", "--encoder-attention-heads", "8"), "8 (checkpoint: 4)"),
     (STOCK, ("--arch", "transformer", "--encoder-ffn-embed-dim", "1024"), "--encoder-attention-heads 8"),
