@@ -34,14 +34,17 @@ SMALL = f"--user-dir {PACKAGE} --arch transformer_prenorm_2l2l_tiny --optimizer 
 
 @pytest.fixture(scope="module")
 def splits(small, tmp_path_factory):
-    """{name: data}: as they are, with an empty split, a word twice, sides of other lengths, another valid split."""
+    """{name: data}: as they are, with an empty split, a word twice, sides of other lengths, another valid split ..."""
     folder = tmp_path_factory.mktemp("splits")
-    found = {"small": small, **{name: folder / name for name in ("empty", "twice", "unequal", "more")}}
+    found = {"small": small, **{name: folder / name for name in ("empty", "twice", "unequal", "more", "swapped")}}
     for name in list(found)[1:]:
         shutil.copytree(small, found[name])
     for each in found["empty"].glob("valid*.bin"):
         each.write_bytes(b"")
     (found["twice"] / "dict.src.txt").write_text("1 3\n1 3\n")
+    for each in found["swapped"].glob("dict.*.txt"):
+        first, second, *rest = each.read_text().splitlines(keepends=True)
+        each.write_text("".join([second, first, *rest]))
     for each in small.glob("valid.src-tgt.tgt.*"):
         shutil.copy(each, found["unequal"] / each.name.replace("valid", "train"))
     for each in small.glob("valid*"):

@@ -12,7 +12,7 @@ import torch
 
 from fairseq_deep.core.native import load
 from fairseq_deep.plugin.models import first_look
-from tests.helpers.commands import PACKAGE, entries, hypotheses, losses, refusal, run, saved, train_command
+from tests.helpers.commands import PACKAGE, entries, hypotheses, losses, run, saved, train_command
 
 RDROP = ["--criterion", "fused_label_smoothed_cross_entropy", "--rdrop-alpha", "1"]
 GATES = "encoder.history.gates.0.weight"
@@ -100,20 +100,6 @@ def test_from_pretrained_translates(data, trained):
         "print('TRANSLATION', m.translate('1 2 3'))"
     )
     assert "TRANSLATION" in run(sys.executable, "-c", program).stdout
-
-
-def test_a_checkpoint_of_another_architecture_ends_training_with_one_line(data, trained, tmp_path):
-    """fairseq's trainer would say that the architectures do not match, in a traceback."""
-    path, last = trained[0] / "checkpoint_last.pt", "fairseq_deep: the checkpoint has another architecture"
-    for arch, flags, words in (
-        ("transformer_lstm_2l2l_tiny", ["--restore-file", path, "--encoder-layers", "3"], last),
-        ("transformer_prenorm_6l", ["--restore-file", path], "another architecture"),
-        ("transformer", ["--restore-file", path],  # fairseq's own
-         "has the architecture transformer_lstm_2l2l_tiny, and --arch is transformer,"),
-        ("transformer_postnorm_2l2l_tiny", ["--finetune-from-model", path], "--init-from"),
-    ):  # fmt: skip
-        done = run(*train_command(data, tmp_path / "new", "--max-update", "99", *flags, arch=arch), check=False)
-        assert words in refusal(done) and not list(tmp_path.rglob("*.pt"))
 
 
 def test_deep_init_is_not_used_where_training_resumes(small, tmp_path):

@@ -1,4 +1,4 @@
-"""``--lr-scheduler inverse_sqrt_cooldown``: its rates by hand, and a comparison with it."""
+"""``--lr-scheduler inverse_sqrt_cooldown``: its rates by hand."""
 
 import logging
 from math import sqrt
@@ -9,9 +9,6 @@ from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.training.schedule import CooldownConfig, InverseSqrtCooldown
-from fairseq_deep.recipes.model import parse_flags
-
-COOLDOWN = ["--lr-scheduler", "inverse_sqrt_cooldown"]
 
 
 def scheduler(**settings):
@@ -53,13 +50,3 @@ def test_another_end_is_said(caplog):
         assert caplog.text == ""
         scheduler(max_update=72).load_state_dict(state)
     assert "--max-update 36 and --cooldown-updates 20; from here on they are 72 and 20" in caplog.text
-
-
-def test_a_system_of_a_comparison_may_have_its_own_schedule():
-    shared = ["data", "--arch", "transformer_prenorm_2l2l_tiny", "--max-update", "100",
-              "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "4", "--optimizer", "adam",
-              "--criterion", "fused_label_smoothed_cross_entropy"]  # fmt: skip
-    own = [*COOLDOWN, "--lr-before-cooldown", "constant", "--cooldown-updates", "30"]
-    parse_flags([*shared, *own])
-    with pytest.raises(UsageError, match="--warmup-updates 4 and --cooldown-updates 99 are more than --max-update"):
-        parse_flags([*shared, *own, "--cooldown-updates", "99"])

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from tests.helpers.commands import EXACT, entries, losses, refusal, run, saved, train_command
+from tests.helpers.commands import EXACT, entries, losses, run, saved, train_command
 
 DLCL, LSTM, POST = (f"transformer_{name}_2l2l_tiny" for name in ("dlcl", "lstm", "postnorm"))
 SHARED = ["--lstm-share", "gate-encdec"]
@@ -118,15 +118,3 @@ def test_learning_rates_of_layers_follow_the_depth(small, tmp_path):
         full, scaled = (state[f"{norm}.bias"] for state in moved)  # from 0, by the rate in one update
         torch.testing.assert_close(scaled, rate * full, rtol=1e-5, atol=1e-6)
         assert full.abs().max() > 1e-3
-
-
-def test_a_checkpoint_of_adam_requires_a_reset_for_muon(small, tmp_path):
-    flags = ["--bf16", "--disable-validation", "--max-update"]
-    first = losses(run(*train_command(small, tmp_path, *flags, "2", *FUSED_ADAM)))
-    before = (tmp_path / "checkpoint_last.pt").read_bytes()
-    done = run(*train_command(small, tmp_path, *flags, "4", *MUON), check=False)
-    assert "does not fit --optimizer muon and the precision: add --reset-optimizer, or use the ch" in refusal(done)
-    assert (tmp_path / "checkpoint_last.pt").read_bytes() == before
-    rest = losses(run(*train_command(small, tmp_path, *flags, "4", *MUON, "--reset-optimizer")))
-    assert set(rest) == {1, 2, 3, 4} and max(rest.values()) < max(first.values())  # fairseq counts from 0 again
-    assert any("momentum_buffer" in state for state in saved(tmp_path)["last_optimizer_state"]["state"].values())

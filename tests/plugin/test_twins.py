@@ -89,14 +89,6 @@ def test_settings_that_change_the_function_but_no_shape(old, new, found, caplog)
         assert found in str(error.value) and "dropout" not in str(error.value)
 
 
-def test_a_run_does_not_resume_as_another_function(small, tmp_path):
-    command = train_command(small, tmp_path, "--max-update", "1", arch=ARCH[1])
-    run(*command)
-    more = ("--max-update", "2", "--decoder-attention-heads", "4")
-    assert "--decoder-attention-heads 4 (checkpoint: 2): " in refusal(run(*command, *more, check=False))
-    run(*command, *more, "--dropout", "0.5", "--reset-optimizer")
-
-
 def test_attention_on_a_gpu_uses_torchs_own_kernels():
     """cuDNN's prepare a plan for each new shape of a batch."""
     asked = getattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)
