@@ -10,7 +10,7 @@ from fairseq.utils import parse_alignment
 import fairseq_deep
 from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from fairseq_deep.core.registry import Method, Registry, UsageError
-from fairseq_deep.plugin.architectures import build_architecture, get_architecture
+from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.flags import one_line, parse
 from tests.helpers.models import task_of
@@ -71,11 +71,6 @@ def test_a_class_of_another_module_is_named(name, home):
         getattr(fairseq_deep, name)
     exec(f"from fairseq_deep.{home} import {name}")
     assert not hasattr(fairseq_deep, "Unknown") and not hasattr(fairseq_deep, "dlcl")
-
-
-def test_unknown_architecture_names_the_nearest():
-    with pytest.raises(UsageError, match=r"did you mean transformer_dlcl_30l\?"):
-        get_architecture("transformer_dclc_30l")
 
 
 def test_a_name_is_registered_once():
