@@ -8,7 +8,6 @@ import functools
 import os
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.tools.command_lines import flags_of
 from fairseq_deep.tools.machine import count_cores
 
 from . import changes, nodes, seeds
@@ -135,10 +134,6 @@ class Plan:
     def path(self, *parts: str) -> str:
         """Return a path in the directory of this training run."""
         return os.path.join(self.exp, *parts)
-
-    def train_value(self, flag: str, default: str = "") -> str:
-        """Return the effective (last) value of a fairseq-train flag."""
-        return flags_of(self.train_command).get(flag) or default
 
     def _resolve_folder(self) -> None:
         options = self.options

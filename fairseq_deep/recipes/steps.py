@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 import shutil
 
 from fairseq_deep.errors import UsageError
@@ -55,23 +54,12 @@ async def get_data(runner: Runner) -> None:
     if options.teacher:
         name = f"{name}, translated by {options.teacher}"
         distilled = plan.path(f"distilled-{plan.keys[1][:12]}")  # of this teacher and text
-        if not runner.dry:
-            _remove_others(distilled)
         device = ["--cpu"] * (not options.ngpu)
         words = ["--text", source, "--output", distilled, "--source-lang", options.source_lang]
         words += ["--target-lang", options.target_lang, *device]
         await runner.run("fairseq-deep", "distill", options.teacher, *words)
         source = distilled
     runner.call(f"the text of {source} is checked and copied", copy_corpus, source, raw, plan.langs, name)
-
-
-def _remove_others(distilled: str) -> None:
-    """Remove the texts of other teachers next to *distilled*."""
-    folder, name = os.path.split(distilled)
-    for other in os.scandir(folder):
-        ours = re.fullmatch(r"(distilled(-[0-9a-f]{12})?)(\.unfinished)?", other.name)
-        if ours and ours[1] != name and other.is_dir(follow_symlinks=False):
-            shutil.rmtree(other.path)
 
 
 async def cut_text(runner: Runner) -> None:

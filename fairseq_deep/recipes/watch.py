@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import Any
 
 from .display import Display
 from .record import commit, training_facts
@@ -73,8 +73,9 @@ class Train(Watch):
         super().__init__(display, TRAIN)
         epochs, updates, hours = limits
         self.limits, self.earlier = (epochs, updates, 60 * hours), 3600 * training_facts(exp).get("train_hours", 0.0)
-        self.jsonl = open(os.path.join(exp, "train.jsonl"), "a+", encoding="utf-8", errors="replace")
-        _end_line(self.jsonl)
+        self.jsonl = open(os.path.join(exp, "train.jsonl"), "a", encoding="utf-8")
+        if self.jsonl.tell():
+            self.jsonl.write("\n")  # a full disk or a power cut may have truncated the last line
         self.begun, self.training, self.shown = time.time(), False, False
 
     def read(self, line: str) -> None:
@@ -121,15 +122,6 @@ class Train(Watch):
     def finish(self, ok: bool) -> str | None:
         self.jsonl.close()
         return None
-
-
-def _end_line(stream: IO[str]) -> None:
-    """Terminate the last line of a file that a full disk or a power cut may have truncated."""
-    size = stream.seek(0, os.SEEK_END)
-    if size:
-        stream.seek(size - 1)
-        if stream.read(1) != "\n":
-            stream.write("\n")
 
 
 class Generate(Watch):

@@ -122,6 +122,16 @@ def assert_gone(pid, seconds=30):
     raise AssertionError(f"process {pid} still runs")
 
 
+def begun(command, tools, calls, **how):
+    """A started *command* whose training hangs, and the number of the training's process."""
+    hanging, how = Path(f"{calls}.hanging"), {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **how}
+    child, end = subprocess.Popen(list(map(str, command)), env=environment(tools), **how), time.time() + 240
+    while not (hanging.exists() and hanging.read_text().endswith("\n")) and time.time() < end:
+        assert child.poll() is None
+        time.sleep(0.05)
+    return child, int(hanging.read_text())
+
+
 def program(name, *words, langs=LANGS, **how):
     """The ended process of a part of the recipes: "corpus", "subwords" ... (``recipe_programs.py``)."""
     command = [sys.executable, PROGRAMS, name, "--source-lang", langs[0], "--target-lang", langs[1], *words]

@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -68,18 +66,6 @@ def trained(calls):
     return sorted(found)
 
 
-def begin(tools, stubs, *given, **how):
-    """Start the command and wait until a training hangs; return the process and the number of that training's."""
-    hanging = Path(f"{stubs}.hanging")
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    child = subprocess.Popen(words(*given, **how), env=recipes.environment(tools), **quiet)
-    end = time.time() + 240
-    while not (hanging.exists() and hanging.read_text().endswith("\n")) and time.time() < end:
-        assert child.poll() is None
-        time.sleep(0.05)
-    return child, int(hanging.read_text())
-
-
 def expected_parameters(vocabulary):
     """Counts by hand for one layer in each stack: stock layers with biases, and the depth-wise LSTM's without."""
     d, ffn = WIDTH, 4 * WIDTH
@@ -99,7 +85,7 @@ def test_two_systems_with_two_seeds_killed_on_the_way(tools, stubs, corpus, tmp_
     given = (corpus, exp, "--seeds", "1,2", f"plain=prenorm_6l {one}", f"lstm=lstm_6l {one}")
     flags = ["--batch-size", "50"]
     pause.touch()
-    child, pid = begin(tools, stubs, *given, flags=flags)
+    child, pid = recipes.begun(words(*given, flags=flags), tools, stubs)
     child.kill()
     child.wait()
     pause.unlink()
@@ -156,14 +142,6 @@ def test_without_translations_the_losses_are_compared(tools, stubs, corpus, tmp_
     again = compare(tools, corpus, exp, "--tables", tables, "prenorm_6l", "lstm_6l")  # now with translations
     assert again.returncode == 0, again.stderr
     assert trained(stubs) == [] and "BLEU" in (tables / "table.md").read_text().splitlines()[0]
-
-
-def test_training_ends_with_the_script(tools, stubs, corpus, tmp_path):
-    Path(f"{stubs}.hang").touch()
-    child, pid = begin(tools, stubs, corpus, tmp_path / "exp", "lstm_6l")
-    child.terminate()
-    assert child.wait(30) == 130
-    recipes.assert_gone(pid, 0.1)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 from fairseq_deep.recipes.engine import Engine
@@ -14,6 +13,7 @@ from tests.helpers.recipes import (
     SMALL,
     assert_gone,
     assert_refused,
+    begun,
     environment,
     fork_drivers,
     programs,
@@ -41,23 +41,13 @@ class TestStages:
 
     def test_a_killed_run_goes_on_where_it_was(self, tools, stubs, corpus, tmp_path):
         exp = tmp_path / "exp with blanks"
-        hang, hanging = Path(f"{stubs}.hang"), Path(f"{stubs}.hanging")
+        hang = Path(f"{stubs}.hang")
         hang.touch()
-        command = [str(MAIN), "--exp", "exp with blanks", "--data", corpus.name, *SMALL]
-        child = subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=environment(tools),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        end = time.time() + 120
-        while not (hanging.exists() and hanging.read_text()) and time.time() < end:
-            assert child.poll() is None
-            time.sleep(0.05)
+        command = [MAIN, "--exp", "exp with blanks", "--data", corpus.name, *SMALL]
+        child, pid = begun(command, tools, stubs, cwd=tmp_path)
         child.kill()
         child.wait()
-        assert_gone(int(hanging.read_text()))
+        assert_gone(pid)
         assert programs(stubs) == ["fairseq-deep doctor", "fairseq-preprocess", "fairseq-train"]
         hang.unlink()
         fork_drivers(tools)
