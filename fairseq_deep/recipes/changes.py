@@ -30,12 +30,6 @@ LENGTHS = ("--warmup-updates", "--cooldown-updates", "--total-num-update")
 """Lengths of a schedule, which a shorter search scales."""
 
 
-def shorten(words: list[str]) -> list[str]:
-    """Return flags that fit the schedule of a command with *words* into a few updates."""
-    cooldown = flags_of(words).get("--lr-scheduler") == "inverse_sqrt_cooldown"
-    return ["--warmup-updates", "4", "--cooldown-updates", "4"] if cooldown else []
-
-
 def ends_in_warmup(args: argparse.Namespace) -> str:
     """Return a note if the training command *args* has no more updates than its warm-up; otherwise ""."""
     updates, warmup = args.max_update, getattr(args, "warmup_updates", 0)

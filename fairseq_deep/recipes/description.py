@@ -64,7 +64,7 @@ def _length_words(plan: Plan) -> str:
 def _warnings(plan: Plan) -> Iterator[str]:
     """Warn about a job for GPUs on a CPU, and a training that ends in its warm-up."""
     options = plan.options
-    if options.smoke or not options.stage <= 4 <= options.stop_stage:
+    if not options.stage <= 4 <= options.stop_stage:
         return
     if note := ends_in_warmup(plan.args):
         yield f"{note}: add a shorter --warmup-updates after --"

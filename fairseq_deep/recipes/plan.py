@@ -70,8 +70,6 @@ class Plan:
         self._resolve_devices()
         self._resolve_batch()
         self.save_flags = self._averaging_flags()
-        short = changes.shorten([*self.conf_flags, *options.extra])
-        self.smoke_flags = ["--max-update", "20", "--log-interval", "5", *short] if options.smoke else []
         self.train_command = self._train_command()
         self.seed_list = seeds.resolve(self)
         check_against(self)
@@ -140,8 +138,7 @@ class Plan:
         name = f"{options.task}-{options.conf.replace(',', '-').replace('/', '-')}"
         if "arch" in options.given:
             name += f"-{options.arch.removeprefix('transformer_')}"
-        name = ("demo" if options.demo else name) + "-smoke" * options.smoke
-        exp = os.path.join(ROOT, "exp", name) if options.exp == "auto" else options.exp
+        exp = os.path.join(ROOT, "exp", "demo" if options.demo else name) if options.exp == "auto" else options.exp
         self.exp = self.home = options.exp = os.path.abspath(exp)
         if ":" in self.exp or "," in self.exp:  # fairseq splits paths at ':' and prefixes at ','
             raise UsageError(f"--exp {self.exp}: fairseq does not support ':' or ',' in a path; choose another one")
@@ -201,10 +198,9 @@ class Plan:
         """Resolve the batch size; a product other than the published one requires ``--force-batch``."""
         options, step = self.options, self.devices * self.options.max_tokens
         if options.update_freq == "auto":
-            options.update_freq = 1 if options.smoke else max(1, (options.batch_tokens + step // 2) // step)
+            options.update_freq = max(1, (options.batch_tokens + step // 2) // step)
         self.product = step * options.update_freq
-        free = options.smoke or options.force_batch or options.stage > 4
-        if self.product != options.batch_tokens and not free:
+        if self.product != options.batch_tokens and not options.force_batch and options.stage <= 4:
             raise UsageError(
                 f"{self.batch_words()}, but this job is defined for {options.batch_tokens:,}: change --ngpu, "
                 "--max-tokens or --update-freq, or accept it with --force-batch true"
@@ -250,7 +246,7 @@ class Plan:
             "--arch", options.arch, self.share_flag, *self.conf_flags, "--max-tokens", options.max_tokens,
             "--update-freq", options.update_freq, "--seed", options.seed, *device,
             *([] if options.precision == "fp32" else [f"--{options.precision}"]),
-            "--save-dir", self.path("checkpoints"), "--log-format", "json", *self.save_flags, *self.smoke_flags,
+            "--save-dir", self.path("checkpoints"), "--log-format", "json", *self.save_flags,
             *start_flags(options.start_from), *options.extra,
         ]  # fmt: skip
         return [str(word) for word in words]
@@ -269,7 +265,7 @@ class Plan:
     def _check_numbers(self) -> None:
         """Reject flags that fairseq-train would reject, and numbers that contradict each other."""
         last, every = self.args.max_update, self.options.average_updates  # 0: no limit
-        if last and not self.options.smoke and every > last:
+        if last and every > last:
             raise UsageError(f"--average-updates {every} must be at most {last}, the number of updates: lower it")
         if self.options.multilingual and not float(self.options.temperature):
             raise UsageError("--temperature must be more than 0: 1 does not repeat small pairs")

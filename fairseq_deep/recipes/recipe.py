@@ -86,7 +86,6 @@ class Recipe(Options):
     gen_batch: int = option(32, COUNT, "sentences per batch when translating")
     workers: int | str = option("auto", AUTO_COUNT, "processes for text preparation; auto: the number of cores")
     disk_gb: int = option(20, WHOLE, "required free disk space, in GB")
-    smoke: bool = option(False, SWITCH, "test all stages with only a few updates")
     stage: int = option(0, WHOLE, "first stage to run, even if it is done")
     stop_stage: int = option(7, WHOLE, "last stage to run")
 

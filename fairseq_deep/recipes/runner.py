@@ -182,7 +182,7 @@ def of_system(error: OSError) -> str:
 def report_result(runner: Runner) -> dict[str, Any]:
     """Write ``RESULT.json`` of the run and its line of ``results.jsonl``; return the former."""
     plan, options = runner.plan, runner.plan.options
-    settings = {name: getattr(options, name) for name in ("task", "conf", "smoke")}
+    settings = {name: getattr(options, name) for name in ("task", "conf")}
     # earlier stages may have had other options, and fewer checkpoints than requested
     given, made = [options.average, options.average_updates], read_marker(plan.path("averaged.txt")).split()
     settings["averaged"], settings["average_updates"] = [*map(int, made), *given[len(made) :]]

@@ -69,7 +69,7 @@ def _parts(plan: Plan, stage: int) -> list[Any]:
         return [ROOT, platform.node(), options.ngpu, os.environ.get("FAIRSEQ_DEEP_ENV", ""), requirements]
     if stage == 4:
         names = ("arch", "max_tokens", "update_freq", "precision", "seed")
-        flags = [plan.share_flag, *plan.conf_flags, *plan.smoke_flags, *options.extra, *plan.save_flags]
+        flags = [plan.share_flag, *plan.conf_flags, *options.extra, *plan.save_flags]
         flags += [f"--start-from={os.path.realpath(options.start_from)}"] * bool(options.start_from)
         return [plan.devices, *(getattr(options, name) for name in names), flags]
     if stage == 7:

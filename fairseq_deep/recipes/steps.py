@@ -149,7 +149,7 @@ async def average(runner: Runner) -> None:
     if not runner.dry:
         pattern = "checkpoint_[0-9]*_[0-9]*.pt" if every else "checkpoint[0-9]*.pt"
         found = len(glob.glob(os.path.join(glob.escape(plan.path("checkpoints")), pattern)))
-    if not found and every and not options.smoke:
+    if not found and every:
         raise UsageError(
             f"no checkpoint of every {every} updates (--average-updates) in {plan.path('checkpoints')}: train in "
             "another --exp with fewer, or use the last checkpoint with --average-updates 0"

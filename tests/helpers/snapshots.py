@@ -41,8 +41,6 @@ VARIANTS = """
 --average-updates 1500 --average 4
 --seeds 4,7
 --source-lang de --target-lang en
---smoke
---smoke -- --lr-scheduler inverse_sqrt_cooldown
 --arch transformer_lipschitz_18l18l
 --arch transformer_dlcl_30l
 --arch transformer_dlcl_40l -- --deep-init ds

@@ -168,12 +168,12 @@ def test_divergence_is_told_from_a_failed_machine(reason, lost):
 RATES = {"0.001": 6.0, "0.002": 5.0, "0.004": 5.5}
 
 
-def row(line, layers, losses, bleu=None, tuned=RATES):
+def row(line, layers, losses, bleu=None):
     seeds = {
         seed: {"valid_ppl": math.exp(loss), **({} if bleu is None else {"bleu": bleu})}
         for seed, loss in enumerate(losses, 1)
     }
-    return {"line": line, "depth": layers, "done": list(seeds), "failed": {}, "seeds": seeds, "tuned": tuned}
+    return {"line": line, "depth": layers, "done": list(seeds), "failed": {}, "seeds": seeds, "tuned": RATES}
 
 
 def test_gains_are_the_deepest_minus_the_shallowest():
@@ -192,34 +192,29 @@ def test_losses_are_exact_where_perplexities_are_rounded():
     assert [*found["gain"].values()] == pytest.approx([0.005 * math.log(2)] * 3)
 
 
-@pytest.mark.parametrize(
-    "gains, bleu, verdict",
-    [
-        ((0.05, 0.06, 0.05, 0.06, 0.055), 1.0, "yes"),
-        ((0.05, 0.06, 0.05, 0.06, 0.055), -1.0, "not clear"),  # better in loss only
-        ((0.05, 0.06, 0.05, 0.06), 1.0, "not clear"),  # four seeds
-        ((0.010, 0.012, 0.011, 0.010, 0.012), 1.0, "not clear"),  # significant, and below the margin
-        ((0.3, -0.3, 0.2, -0.1, 0.1), 1.0, "not clear"),
-        ((-0.05, -0.06, -0.05, -0.06, -0.055), 1.0, "no"),
-    ],
-)
-def test_depth_pays_if_the_deepest_is_better_by_the_margin_and_significantly(gains, bleu, verdict):
-    shallow, deep = row("a", 6, [3.0] * len(gains), 20.0), row("a", 24, [3.0 - gain for gain in gains], 20.0 + bleu)
-    [found] = depth.judge([shallow, deep], 1)
-    assert found["pays"] == verdict
-    assert f" {verdict} |" in depth.page([found]).splitlines()[2]
+GAINS = (0.05, 0.06, 0.05, 0.06, 0.055)
+UNTUNED = "Learning rates are not tuned, or at an edge of their grid: a."
 
 
-def test_failed_runs_give_no_verdict():
-    """The remaining seeds are a selection of those that train."""
-    rows = [row("a", 6, [3.0] * 8, 20.0), row("a", 24, [2.95, 2.94, 2.95, 2.94, 2.945], 21.0)]
-    assert depth.judge(rows, 1)[0]["pays"] == "yes"
-    rows[1]["failed"] = {6: "loss is NaN"}
-    [found] = depth.judge(rows, 1)
-    assert found["pays"] == "not clear" and found["p"] < 0.05
-    text = depth.page([found], ["b"])
-    assert "Runs failed, and the others are a selection: a with 24 layers. A depth without a finished run: b." in text
-    assert "The search for learning rates had 400 updates, fewer than the runs" in depth.page([found], searched=400)
+@pytest.mark.parametrize("gains, bleu, how, verdict, remark", [
+    (GAINS, 1.0, {}, "yes", ""),
+    (GAINS, -1.0, {}, "not clear", ""),  # better in loss only
+    (GAINS, None, {}, "not clear", ""),
+    (GAINS[:4], 1.0, {}, "not clear", ""),
+    ((0.010, 0.012, 0.011, 0.010, 0.012), 1.0, {}, "not clear", ""),  # significant, and below the margin
+    ((0.3, -0.3, 0.2, -0.1, 0.1), 1.0, {}, "not clear", ""),
+    ([-gain for gain in GAINS], 1.0, {}, "no", ""),
+    (GAINS, 1.0, {"tuned": {}}, "not clear", UNTUNED),
+    (GAINS, 1.0, {"tuned": {"0.001": 6.0, "0.002": 5.0}}, "not clear", UNTUNED),  # at the edge
+    (GAINS, 1.0, {"failed": {6: "loss is NaN"}}, "not clear", "Runs failed, and the others are a selection: a with 24"),
+])  # fmt: skip
+def test_depth_pays_if_the_deepest_is_better_by_the_margin_and_significantly(gains, bleu, how, verdict, remark):
+    deep = row("a", 24, [3.0 - gain for gain in gains], bleu and 20.0 + bleu)
+    [found] = depth.judge([row("a", 6, [3.0] * len(gains), 20.0), {**deep, **how}], 1)
+    page = depth.page([found], ["b"], 400)
+    assert found["pays"] == verdict and f" {verdict} |" in page.splitlines()[2] and remark in page
+    assert [UNTUNED in page, "Runs failed" in page] == ["tuned" in how, "failed" in how]
+    assert "A depth without a finished run: b." in page and "The search for learning rates had 400 updates" in page
 
 
 def test_systems_with_an_unfinished_depth_are_named_but_not_judged(tmp_path, monkeypatch, capsys):
@@ -233,16 +228,6 @@ def test_systems_with_an_unfinished_depth_are_named_but_not_judged(tmp_path, mon
     assert judged["line"] == "a" and drawn == [rows[0], rows[3]]
     text = (tmp_path / "depth.md").read_text()
     assert text.endswith("A depth without a finished run: b.\n") and text in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("tuned", [{}, {"0.001": 6.0, "0.002": 5.0}], ids=["no search", "at the edge"])
-def test_untuned_rates_and_missing_scores_give_no_verdict(tuned):
-    losses = [2.95, 2.94, 2.95, 2.94, 2.945]
-    for deep, bleu in ((row("a", 24, losses, 21.0, tuned), 20.0), (row("a", 24, losses), None)):
-        [found] = depth.judge([row("a", 6, [3.0] * 5, bleu), deep], 1)
-        assert found["pays"] == "not clear" and found["p"] < 0.05
-        untuned = "Learning rates are not tuned, or at an edge of their grid: a." in depth.page([found])
-        assert untuned == (deep["tuned"] is tuned)
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_a_plan_names_the_formats_of_export(words, formats):
     (("--", "--max-update", "300"), "training ends within its warm-up (--max-update 300, --warmup-updates 16000)"),
     (("--conf", "base_prenorm", "--", "--max-update", "8001"), None),
     (("--ngpu", "0"), "this job is for GPUs, and takes weeks on a CPU: for your own text use examples/own_text/run.sh"),
-    (("--ngpu", "0", "--smoke"), None), (("--ngpu", "0", "--stage", "5"), None), (("--ngpu", "0", "--demo"), None),
+    (("--ngpu", "0", "--stage", "5"), None), (("--ngpu", "0", "--demo"), None),
     (("--against", "/no/such/run"), "--against /no/such/run: no such run or file"),
     (("--teacher", "/no/such/run"), "--teacher /no/such/run: no such run, checkpoint or package"),
     (("--against", str(ROOT / "docs")), f"--against: {ROOT}/docs/test.hyp.de does not exist"),

@@ -144,9 +144,9 @@ def test_two_seeds_from_text_to_significance(tools, corpus, tmp_path):
     """Real programs, but for the look at the machine: averages by updates, two references, and a copy to compare."""
     recipes.make_real(tools)
     (corpus / "test.de.ref1").write_text("das  Haus 1\n" * 11)
-    words = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --smoke --workers 1 --beam 1".split()
-    words += "--seeds 2 --average-updates 6 --average 2 --max-tokens 300".split()
-    model = "-- --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-layers 2".split()
+    words = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --force-batch --workers 1 --beam 1".split()
+    words += "--seeds 2 --average-updates 6 --average 2 --max-tokens 300 --update-freq 1".split()
+    model = "-- --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-layers 2 --max-update 20".split()
     exp = tmp_path / "exp"
     done = recipe(tools, exp, "--data", corpus, *words, *model)
     assert done.returncode == 0, done.stderr + done.stdout

@@ -1,4 +1,4 @@
-"""Each recipe from archives to BLEU, at --smoke scale, with small archives laid out like the real ones."""
+"""Each recipe from archives to BLEU, with a few updates, and small archives laid out like the real ones."""
 
 import gzip
 import json
@@ -132,7 +132,8 @@ def run(tools, task, home, exp, *words):
     """Run the recipe *task* from *home* into *exp*; return what it printed."""
     recipes.make_real(tools)
     where = ["--data", home] if task == "nist_zhen" else ["--data-url", home.as_uri()]
-    fixed = ["--smoke", "--disk-gb", "0", "--ngpu", "0", "--workers", "1", "--bpe-merges", "60", "--exp", exp, *where]
+    fixed = ["--force-batch", "--update-freq", "1", "--average-updates", "0", "--disk-gb", "0", "--ngpu", "0",
+             "--workers", "1", "--bpe-merges", "60", "--exp", exp, *where]  # fmt: skip
     script = ROOT / "examples" / task / "run.sh"
     done = recipes.driven(script, *fixed, *words, variables=recipes.environment(tools))
     assert done.returncode == 0, done.stderr + done.stdout

@@ -35,8 +35,8 @@ def environment(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-SEEDS = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --workers 1 --ngpu 0 --max-tokens 300 --smoke"
-NARROW = "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 1 --num-workers 0"
+SEEDS = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --workers 1 --ngpu 0 --force-batch"
+NARROW = "--max-update 20 --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 1 --num-workers 0"
 
 
 def words(corpus, exp, *more, updates=60, slurm=True):

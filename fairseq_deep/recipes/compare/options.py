@@ -35,7 +35,7 @@ from . import depth
 SIZE = "; auto: as in the size"
 NOT_SHARED = ("against", "arch", "average_updates", "checksums", "corpus", "data_url",
               "download_max_words", "master", "multilingual", "nnodes", "node_rank", "seed",
-              "smoke", "stage", "start_from", "stop_stage", "subsets", "task", "temperature",
+              "stage", "start_from", "stop_stage", "subsets", "task", "temperature",
               "wait_hours")  # fmt: skip
 """Options of a recipe that a comparison sets itself, or does not have."""
 
