@@ -46,6 +46,17 @@ struct Ending {  // what follows a product
     float scale = 1;              // of the residual connection's branch
 };
 
+constexpr int64_t AHEAD_BYTES = 8192;  // the processor itself fetches weights ahead, but not beyond a page of 4,096 bytes
+
+// Weights for all rows of a tile: GCC would read them from memory again for each row. Later ones are fetched meanwhile.
+template <class V>
+static inline V read_weights(const void* from) {
+    V weights = *(const V*)from;
+    asm("" : "+v"(weights));  // not folded into an instruction
+    __builtin_prefetch((const char*)from + AHEAD_BYTES);
+    return weights;
+}
+
 static inline int64_t panels(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
 static inline int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
 
@@ -67,7 +78,7 @@ static void tile(const Linear& linear, const float* x, int64_t panel, int64_t ro
     x += row * inputs;
     for (int64_t k = 0; k < inputs; k++) {
         Vec w[VECTORS];
-        for (int v = 0; v < VECTORS; v++) w[v] = *(const Vec*)(weight + k * PANEL + v * LANES);
+        for (int v = 0; v < VECTORS; v++) w[v] = read_weights<Vec>(weight + k * PANEL + v * LANES);
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++)
             for (int v = 0; v < VECTORS; v++) sums[r][v] += x[r * inputs + k] * w[v];
@@ -80,17 +91,17 @@ static void tile(const Linear& linear, const float* x, int64_t panel, int64_t ro
         }
 }
 
-static inline IntVec accumulate(IntVec sums, const Input* x, const Weight* w) {
+static inline IntVec accumulate(IntVec sums, const Input* x, IntVec w) {
     int32_t together;
     memcpy(&together, x, 4);
 #if HAS_VNNI && WIDE
-    return (IntVec)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(together), *(const __m512i*)w);
+    return (IntVec)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(together), (__m512i)w);
 #elif HAS_VNNI
-    return (IntVec)_mm256_dpbusd_avx_epi32((__m256i)sums, _mm256_set1_epi32(together), *(const __m256i*)w);
+    return (IntVec)_mm256_dpbusd_avx_epi32((__m256i)sums, _mm256_set1_epi32(together), (__m256i)w);
 #elif WIDE
-    return sums + (IntVec)_mm512_madd_epi16(_mm512_set1_epi32(together), *(const __m512i*)w);
+    return sums + (IntVec)_mm512_madd_epi16(_mm512_set1_epi32(together), (__m512i)w);
 #else
-    return sums + (IntVec)_mm256_madd_epi16(_mm256_set1_epi32(together), *(const __m256i*)w);
+    return sums + (IntVec)_mm256_madd_epi16(_mm256_set1_epi32(together), (__m256i)w);
 #endif
 }
 
@@ -105,12 +116,13 @@ static void tile(const Linear& linear, const Quantised& x, int64_t panel, int64_
     const Weight* weight = (const Weight*)linear.weight + panel * steps * GROUP * PANEL;
     const Input* values = x.values + row * steps * GROUP;
     IntVec sums[R][VECTORS] = {};
-    for (int64_t k = 0; k < steps; k++)
+    for (int64_t k = 0; k < steps; k++) {
+        IntVec w[VECTORS];
+        for (int v = 0; v < VECTORS; v++) w[v] = read_weights<IntVec>(weight + (k * PANEL + v * LANES) * GROUP);
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < VECTORS; v++)
-                sums[r][v] = accumulate(sums[r][v], values + (r * steps + k) * GROUP,
-                                        weight + (k * PANEL + v * LANES) * GROUP);
+            for (int v = 0; v < VECTORS; v++) sums[r][v] = accumulate(sums[r][v], values + (r * steps + k) * GROUP, w[v]);
+    }
     for (int r = 0; r < R; r++)
         for (int v = 0; v < VECTORS; v++) {
             int64_t output = panel * PANEL + v * LANES;
