@@ -17,7 +17,6 @@ TESTED_ELSEWHERE = {
     "docs/tools/export-onnx.md": "onnx.py",
     "examples/own_text/tutorial.md": "test_tutorial.py",
 }
-OTHER = {"docs/install.md": "also shell commands of a notebook"}
 
 
 def programs(page):
@@ -46,7 +45,7 @@ def demo(recipe, package, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("page", [page for page in WITH_CODE if page not in TESTED_ELSEWHERE and page not in OTHER])
+@pytest.mark.parametrize("page", [page for page in WITH_CODE if page not in TESTED_ELSEWHERE])
 def test_the_code_of_a_page_runs(page, demo, capsys):
     names = {"source": torch.randint(4, 40, (3, 7)), "model": model()} if page == "docs/site/api/search.md" else {}
     for program in programs(page):
@@ -54,13 +53,6 @@ def test_the_code_of_a_page_runs(page, demo, capsys):
         assert "print(" not in program or capsys.readouterr().out.strip()
 
 
-def test_methods_work_on_their_own(demo):
-    """The last of docs/install.md, on its page below the installation without fairseq."""
-    names = {}
-    exec(programs("docs/install.md")[-1], names)
-    assert len(names["aggregator"].layer_norms) == 6
-
-
 def test_other_tests_run_the_rest():
-    assert {*TESTED_ELSEWHERE, *OTHER} <= {*WITH_CODE}
+    assert {*TESTED_ELSEWHERE} <= {*WITH_CODE}
     assert all(any((ROOT / "tests").rglob(name)) for name in TESTED_ELSEWHERE.values())
