@@ -15,7 +15,6 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from fairseq_deep.cli import main  # noqa: E402
-from fairseq_deep.core.layers.feed_forward import ACTIVATIONS  # noqa: E402
 from fairseq_deep.errors import UsageError  # noqa: E402
 from fairseq_deep.huggingface import (  # noqa: E402
     FairseqDeepConfig,
@@ -306,13 +305,6 @@ def test_searches_that_are_not_supported(loaded, lines):
         model(**batch)
     with pytest.raises(UsageError, match="the package's dictionaries fix the vocabulary"):
         model.resize_token_embeddings(50)
-
-
-def test_every_activation_function_can_be_packaged(tmp_path):
-    for name in ACTIVATIONS:
-        model, _ = make_model(PRENORM, {"activation_fn": name})
-        model.save_pretrained(tmp_path / name)
-        assert find_problems(str(tmp_path / name)) == []
 
 
 def test_it_works_without_fairseq_and_after_importing_the_package(loaded, package, lines):

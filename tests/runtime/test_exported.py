@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import shutil
-import sys
 
 import pytest
 import torch
@@ -199,14 +198,6 @@ def test_a_damaged_directory_is_refused_in_one_line(form, damage, exports, tmp_p
     with pytest.raises(UsageError) as caught:
         Translator(str(folder), cpu=True)
     assert problem in caught.value.message and "\n" not in caught.value.message
-
-
-@pytest.mark.parametrize("form, package_name", [("ctranslate2", "ctranslate2"), ("huggingface", "transformers")])
-def test_a_missing_package_is_named(form, package_name, exports, monkeypatch):
-    monkeypatch.setitem(sys.modules, package_name, None)
-    monkeypatch.delitem(sys.modules, "ctranslate2.specs", raising=False)
-    with pytest.raises(UsageError, match=rf"{package_name} is not installed \(.*\); pip install '?{package_name}"):
-        Translator(exports[form], cpu=True)
 
 
 def test_an_old_package_is_refused(exports, monkeypatch):

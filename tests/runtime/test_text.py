@@ -7,7 +7,6 @@ import string
 
 import pytest
 import sentencepiece
-from subword_nmt import apply_bpe
 from subword_nmt.learn_bpe import learn_bpe
 
 from fairseq_deep.errors import UsageError
@@ -18,25 +17,14 @@ from fairseq_deep.runtime.dictionary import Dictionary
 
 def test_the_cache_of_sub_words_is_bounded(tmp_path, monkeypatch):
     """A server sees words without end; what is cut does not depend on what was cut before."""
-    made = []
-
-    class Kept(apply_bpe.BPE):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            made.append(self)
-
-    monkeypatch.setattr(apply_bpe, "BPE", Kept)
     (tmp_path / "code").write_text("#version: 0.2\na b\nab c</w>\n")
     lines = [f"abc ab{'x' * (number % 7)} {number}" for number in range(200)]
-    cut = text.cutter_of(str(tmp_path / "code"))
-    want = [cut(line) for line in lines]
-    assert want[1] == "abc ab@@ x 1" and len(made[0].cache) > 150
+    whole = text.Merges(str(tmp_path / "code"))
+    want = [*map(whole, lines)]
+    assert want[1] == "abc ab@@ x 1" and len(whole.merges.cache) > 150
     monkeypatch.setattr(text, "CACHED", 100)
-    bounded, largest = text.cutter_of(str(tmp_path / "code")), 0
-    for line, found in zip(lines, want):
-        assert bounded(line) == found
-        largest = max(largest, len(made[1].cache))
-    assert 0 < largest < 50
+    bounded = text.Merges(str(tmp_path / "code"))
+    assert all(bounded(line) == found and len(bounded.merges.cache) < 50 for line, found in zip(lines, want))
 
 
 @pytest.mark.parametrize("lowercase", [False, True])

@@ -10,7 +10,6 @@ import sys
 import pytest
 import torch
 
-from fairseq_deep.core.diagnostics.weights import WeightMatrix
 from fairseq_deep.tools import pictures, plot, training_logs
 from tests.helpers.commands import run, train_command
 
@@ -43,12 +42,6 @@ def here(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_points_below_a_tenth_or_5_percent_of_their_row_are_left_out():
-    values = torch.tensor([[0.1, 0.0, 0.0], [0.0999, -0.2, 0.0], [-0.5, 0.49, 10.0]])
-    shown = WeightMatrix(values, 1).significant()
-    assert shown.tolist() == [[True, False, False], [False, True, False], [True, False, True]]
 
 
 def test_json_and_csv_hold_the_lower_triangle_at_full_precision(tmp_path, draw):
