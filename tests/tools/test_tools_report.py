@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from fairseq_deep.cli import main
-from fairseq_deep.tools import results, samples
+from fairseq_deep.tools import report as tool
+from fairseq_deep.tools import results
 from tests.helpers.runs import GENERATED, RECORD, make_run
 
 pytest.importorskip("matplotlib")
@@ -68,14 +69,14 @@ def test_it_needs_no_other_file_and_runs_no_text(tmp_path):
 
 def test_samples_are_spread_evenly(tmp_path):
     folder, flags = make_run(tmp_path / "job"), {"source-lang": "en", "target-lang": "de"}
-    found = samples.choose(str(folder), flags, 2)
+    found = tool.choose_samples(str(folder), flags, 2)
     assert found["sentences"] == 4 and [one["line"] for one in found["samples"]] == [1, 3]
     assert found["samples"][1]["chrf"] == 100.0 and found["samples"][1]["alignment"] is None
 
 
 def test_alignments_of_subwords_are_shown_as_they_are(tmp_path):
     (tmp_path / "out").write_text(GENERATED)
-    second, first = samples.from_output(str(tmp_path / "out"))[::-1]
+    second, first = tool.from_output(str(tmp_path / "out"))[::-1]
     assert (second["source"], second["ours"], second["line"]) == ("the house", "das Haus", 2)
     tokens = {"source": ["the", "hou@@", "se"], "target": ["das", "Ha@@", "us"]}
     assert second["alignment"] == {**tokens, "links": {(0, 0), (1, 1), (2, 2)}}
