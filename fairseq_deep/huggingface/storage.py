@@ -17,7 +17,7 @@ from fairseq_deep.runtime.packaged.config import HUGGINGFACE
 from fairseq_deep.runtime.packaged.folder import CARD, write_sums
 from fairseq_deep.runtime.packaged.writing import UNFILLED, check_finite
 
-from .folder import HUB, filled, find_package, read_files, written
+from .folder import HUB, filled, find_package, read_files
 
 _IGNORED = ("_commit_hash", "_fast_init", "_from_auto", "_from_pipeline", "adapter_kwargs", "low_cpu_mem_usage",
             "trust_remote_code", "use_safetensors", "weights_only")  # fmt: skip
@@ -132,11 +132,8 @@ class Storage:
             raise UsageError(f"state_dict lacks {missing}: give all weights of this model")
         tensors.update({name: values[name].contiguous() for name in tensors if not name.endswith(UNFILLED)})
         config = {**HUGGINGFACE, **self.config.package, "tied": tied}
-        codes = packaged.codes_of(config)
-        with filled(os.fspath(save_directory)) as folder, written(self.files) as data:
-            card = self.files.get(CARD, b"").decode()
-            path = None if codes is None else os.path.join(data, codes)
-            packaged.write(folder, packaged.Content(config, tensors, data, path, card))
+        with filled(os.fspath(save_directory)) as folder:
+            packaged.write(folder, packaged.Content(config, tensors, self.files))
         if push_to_hub:
             options = {name: kwargs[name] for name in _PUSH if name in kwargs}
             self.push_to_hub(kwargs.get("repo_id") or os.path.basename(os.path.abspath(save_directory)), **options)

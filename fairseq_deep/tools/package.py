@@ -6,6 +6,7 @@ translate, from_pretrained and fairseq-generate load it, and give the translatio
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,8 +66,11 @@ def collect(args: argparse.Namespace, name: str) -> Any:
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(f"{trained.path} cannot be packaged: {error}") from error
-    card = make_card(config, counts(loaded, tensors), record_of(args.model))
-    return packaged.Content(config, tensors, bundle.data, bundle.codes, card)
+    names = packaged.text_files(config)
+    paths = [*(os.path.join(bundle.data, name) for name in names[:2]), bundle.codes]
+    texts = {name: Path(path).read_bytes() for name, path in zip(names, paths)}
+    texts["README.md"] = make_card(config, counts(loaded, tensors), record_of(args.model)).encode()
+    return packaged.Content(config, tensors, texts)
 
 
 def check_written(folder: str, content: Any) -> None:

@@ -67,7 +67,8 @@ def write_package(folder, source="en", target="de", seed=1, ends=None, **setting
         text={"tokenizer": "none", "lowercase": False, "sub_words": None}, criterion={"label_smoothing": 0.1},
         made_with={"torch": torch.__version__},
     )  # fmt: skip
-    packaged.write(os.fspath(folder), packaged.Content(config, tensors, os.fspath(data), None, "card\n"))
+    texts = {path.name: path.read_bytes() for path in data.iterdir()}
+    packaged.write(os.fspath(folder), packaged.Content(config, tensors, {**texts, "README.md": b"card\n"}))
     return folder
 
 

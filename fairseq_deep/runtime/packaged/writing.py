@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fairseq_deep.errors import UsageError, one_line
 
 from .config import FORMAT, HUGGINGFACE, TASK, VERSION, check_config, model_settings
-from .folder import CARD, CODES, CONFIG, WEIGHTS, dictionary_name, write_sums
+from .folder import CONFIG, WEIGHTS, write_sums
 from .reading import TYPES
 
 UNFILLED = "._float_tensor"
@@ -28,16 +28,12 @@ class Content:
     Attributes:
         config: see :func:`make_config`
         tensors: tensors by name, except tensors tied to another one
-        data: the directory with both dictionaries
-        codes: the file with the sub-words; None: tokens are words
-        card: text of ``README.md``
+        texts: dictionaries, sub-words and card by file name
     """
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
-    data: str
-    codes: str | None
-    card: str
+    texts: dict[str, bytes]
 
 
 def make_config(name: str, licence: str, flags: argparse.Namespace, tied: dict[str, str], **sections) -> dict[str, Any]:
@@ -108,21 +104,16 @@ def write(folder: str, content: Content) -> None:
     """Write a package to the empty *folder*.
 
     Raises:
-        UsageError: a file cannot be read or written
+        UsageError: a file cannot be written
     """
     from safetensors.torch import save_file
 
     settings = json.dumps(content.config, indent=1, ensure_ascii=False, allow_nan=False)
     try:
         save_file(content.tensors, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
-        for side in ("source", "target"):
-            name = dictionary_name(content.config["task"][f"{side}_lang"])
-            shutil.copyfile(os.path.join(content.data, name), os.path.join(folder, name))
-        if content.codes is not None:
-            shutil.copyfile(content.codes, os.path.join(folder, CODES[content.config["text"]["sub_words"]]))
-        for name, written in ((CONFIG, settings + "\n"), (CARD, content.card)):
-            with open(os.path.join(folder, name), "w", encoding="utf-8", newline="\n") as stream:
-                stream.write(written)
+        for name, text in {**content.texts, CONFIG: f"{settings}\n".encode()}.items():
+            with open(os.path.join(folder, name), "wb") as stream:
+                stream.write(text)
         # safetensors creates the file with private permissions
         shutil.copymode(os.path.join(folder, CONFIG), os.path.join(folder, WEIGHTS))
         write_sums(folder)
