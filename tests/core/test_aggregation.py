@@ -1,4 +1,4 @@
-"""Layer aggregation (hierarchical, iterative, linear): nodes, initial values, precision.
+"""Layer aggregation (hierarchical, iterative, linear): nodes, precision.
 
 The equations are proven in ``test_aggregators.py``.
 """
@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from fairseq_deep.core.aggregators.hierarchical import Hierarchical
-from fairseq_deep.core.aggregators.iterative import Iterative
 from fairseq_deep.core.aggregators.node import Node
 from fairseq_deep.core.stack import Stack
-from tests.helpers.tensors import is_uniform
 
 T, B, C, D = 5, 3, 6, 10
 
@@ -26,17 +24,6 @@ def test_the_nodes_of_a_depth(depth, block, inputs):
     count = sum(parameter.numel() for parameter in aggregator.parameters())
     assert count == sum(number * C * D + D + D * C + C + 2 * C for number in inputs)
     assert Node(Stack(6, C), 2).fc1.out_features == 4 * C
-
-
-def test_initial_values_of_nodes():
-    for kind in (Hierarchical, Iterative):
-        aggregator = kind(Stack(4, 32))
-        matrices = [node_matrix for node in aggregator.nodes for node_matrix in (node.fc1.weight, node.fc2.weight)]
-        assert [id(matrix) for matrix in aggregator.matrices()] == [id(matrix) for matrix in matrices]
-        assert all(is_uniform(matrix, (6 / sum(matrix.shape)) ** 0.5) for matrix in matrices)
-        for node in aggregator.nodes:
-            assert not node.fc1.bias.any() and not node.fc2.bias.any() and not node.layer_norm.bias.any()
-            assert node.layer_norm.weight.eq(1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -10,6 +10,7 @@ from fairseq_deep.core.diagnostics import layer_gradient_norms
 from fairseq_deep.core.diagnostics.parts import tensor_norms
 from fairseq_deep.core.diagnostics.record import depth_record
 from fairseq_deep.core.diagnostics.weights import dlcl_weights
+from tests.helpers.aggregators import make
 from tests.helpers.models import POSTNORM as POST
 from tests.helpers.models import make_batch
 from tests.helpers.tensors import shake
@@ -146,3 +147,32 @@ def test_gates_of_the_lstm(build):
         for value, name in enumerate(names, 1):
             assert record[f"lstm_{side}_{name}_gate"] == pytest.approx(factor * value * math.sqrt(size))
     assert not [name for name in depth_record(build("transformer_rnn_6l")) if name.startswith("lstm")]
+
+
+EMA, BANDS = 0.3, {"newest": 1.0, "previous": 0.0, "older": 0.0, "embedding": 0.25}
+SHOWN = [  # a method with three layers, the values of its parameters, and what is recorded of them
+    ("attention-residual", {}, {"query": [[2.0] * 7] * 6}, {"query": 2 * (6 * 7) ** 0.5}),
+    ("gtrans", {"group_layers": 1}, {"fusion.weight": [1.0, 2.0, 3.0]}, {"group_1": 1, "group_2": 2, "group_3": 3}),
+    ("hyper-connections", {"kind": "static", "streams": 2},
+     {f"mixers.{number}.reads": [[1.0, 1.0], [1.0, -1.0], [0.0, 1.0]] for number in (0, 2, 3)}, {"gain": 1 + 3}),
+    ("hyper-connections", {"kind": "manifold"}, {}, {}),
+    ("mlrf", {}, {"fusion.weight": [0.0, 0.0, math.log(2)]}, {"layer_1": 0.25, "layer_2": 0.25, "layer_3": 0.5}),
+    ("mlrf", {"weights": "linear"}, {"fusion.weight": [1.0, 2.0, 3.0]}, {"layer_1": 1, "layer_2": 2, "layer_3": 3}),
+    *(("mlrf", {"kind": kind}, {}, {}) for kind in ("mean", "ffn", "multi-hop")),
+    ("mudd", {}, {}, BANDS),
+    ("mudd", {}, {"out.1.bias": [0.6, -0.5, 0.4]},
+     {"newest": 0.85, "previous": 0.5 / 3, "older": 0.2, "embedding": 0.4}),
+    ("ode", {}, {}, {}), ("ode", {"method": "ema"}, {"alpha": [EMA]}, {"alpha": EMA}),
+    ("ode", {"method": "rk2-init"}, {"scalars": [2.0, 3.0]}, {"first": 2, "second": 3}),
+    ("ode", {"method": "rk2-init", "history": "dlcl"}, {"inner.weight": torch.eye(4).tolist()},
+     {"first": 1, "second": 1, **BANDS}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, options, values, expected", SHOWN, ids=lambda part: str(part)[:30])
+def test_what_methods_show(name, options, values, expected):
+    aggregator = make(name, 3, 7, **options)
+    for key, value in values.items():
+        aggregator.get_parameter(key).data.copy_(torch.tensor(value))
+    record = aggregator.record()
+    assert {key: value.item() for key, value in record.items()} == pytest.approx(expected)

@@ -1,6 +1,7 @@
-"""DLCL: initial weights, when it is a plain stack, window, checkpoint keys.
+"""DLCL: initial weights, when it is a plain stack, window.
 
-Its equations are proven in ``test_aggregators.py``, with LayerDrop in ``test_layer_drop.py``.
+Its equations are proven in ``test_aggregators.py``, with LayerDrop in ``test_layer_drop.py``, checkpoint keys in
+``tests/plugin/test_golden.py`` and ``test_legacy.py``.
 """
 
 import itertools
@@ -8,10 +9,8 @@ import itertools
 import pytest
 import torch
 
-from fairseq_deep.core import checkpoints
 from fairseq_deep.core.aggregators.dlcl import Dlcl
 from fairseq_deep.core.stack import Stack
-from tests.helpers.tensors import randomise
 
 T, B, C, L = 7, 3, 12, 5
 
@@ -25,29 +24,6 @@ def test_initial_weights(init, window):
         size = min(row + 1, window or row + 1)
         value = {"avg": 1 / size, "one": 1.0, "last": float(row == column)}[init]
         assert weight[row, column].item() == pytest.approx(value if inside else 0.0)
-
-
-@pytest.mark.parametrize("options", [{}, {"fixed": True}, {"norm_first": True}, {"weight_type": "scalar_3"}], ids=str)
-def test_checkpoint_keys_and_shapes_are_the_published_ones(options):
-    aggregator = Dlcl(Stack(2, C), **options)
-    norms = ["layer_norms.0", "layer_norms.1", *(["first_norm"] if "norm_first" in options else [])]
-    keys = {f"{norm}.{part}": (C,) for norm in norms for part in ("weight", "bias")}
-    weight = (3, 3, 3) if "weight_type" in options else (3, 3)
-    assert {key: tuple(value.shape) for key, value in aggregator.state_dict().items()} == {**keys, "weight": weight}
-    assert ("weight" in dict(aggregator.named_parameters())) == ("fixed" not in options)
-
-
-def test_keys_of_the_original_code_are_renamed():
-    theirs, ours = randomise(Dlcl(Stack(L, C, True))), Dlcl(Stack(L, C, True))
-    old = {"encoder.history.weight": theirs.weight.detach().unsqueeze(-1)}
-    for index, norm in enumerate(theirs.layer_norms):
-        old[f"encoder.history.layer_norms.{index + 1}.weight"] = norm.weight.detach()
-        old[f"encoder.history.layer_norms.{index + 1}.bias"] = norm.bias.detach()
-    for _ in range(2):  # fairseq may upgrade twice
-        checkpoints.upgrade_dlcl(ours, old, "encoder.history")
-    ours.load_state_dict({key[len("encoder.history.") :]: value for key, value in old.items()})
-    for want, got in zip(theirs.parameters(), ours.parameters()):
-        assert torch.equal(want, got)
 
 
 @pytest.mark.parametrize("weight_type", ["scalar", "scalar_3", "vector"])

@@ -40,16 +40,6 @@ def test_matrices_of_mhc_are_doubly_stochastic(scale):
         torch.testing.assert_close(found.sum(-2), torch.ones(50, 4), atol=0.02, rtol=0)
 
 
-def test_the_gain_is_that_of_the_product_of_all_matrices():
-    aggregator = make("static", 2)
-    assert aggregator.record()["gain"] == 1
-    with torch.no_grad():
-        for mixer in aggregator.mixers:
-            mixer.reads[1:] = torch.tensor([[1.0, -1.0], [0.0, 1.0]])
-    assert aggregator.record()["gain"] == 1 + aggregator.num_layers
-    assert not make("manifold", 2).record()
-
-
 @pytest.mark.parametrize("kind", ["dynamic", "manifold"])
 def test_compiled_weights_are_few_functions_for_all_sublayers(kind):
     torch._dynamo.reset()

@@ -1,6 +1,6 @@
-"""Decoder memories: equations and gradients, initial values, precision.
+"""Decoder memories: precision, and the choice of layers.
 
-Whole models are proven in ``test_whole_models.py``, beams in ``test_methods.py``, counts in ``test_counts.py``.
+Their equations are proven in ``test_whole_models.py``, beams in ``test_methods.py``, counts in ``test_counts.py``.
 """
 
 import itertools
@@ -11,39 +11,15 @@ import torch
 from fairseq_deep.core.memories.layerwise import Layerwise, depth_aligned
 from fairseq_deep.core.memories.transparent import Transparent
 from fairseq_deep.core.stack import Stack
-from tests.helpers.tensors import DOUBLE, assert_same, randomise
+from tests.helpers.tensors import randomise
 from tests.reference import naive_memories
 
 T, B, C, L, M = 4, 2, 6, 6, 3
-NEAR = {"rtol": 1e-6, "atol": 1e-6}
 
 
 def stacks(layers=L, memories=M):
     encoder = Stack(layers, C, True, other_layers=memories)
     return encoder, Stack(memories, C, True, side="decoder", other_layers=layers)
-
-
-def make_outputs(count=L + 1):
-    return [torch.randn(T, B, C, requires_grad=True, **DOUBLE) for _ in range(count)]
-
-
-def assert_equal(actual, expected, sources):
-    """All memories, and every gradient of *sources*."""
-    actual, expected = torch.stack(actual), torch.stack(expected)
-    assert_same(actual, expected, sources, **NEAR)
-
-
-# --- transparent attention ---
-
-
-def test_transparent_equals_the_equation_and_starts_with_means():
-    memory, outputs = Transparent(*stacks(), dropout=0.3).double().train(), make_outputs()
-    for z in memory(outputs, []):  # dropout of logits that are 0 does nothing
-        torch.testing.assert_close(z, sum(outputs) / (L + 1))
-    actual = randomise(memory).eval()(outputs, [])
-    assert_equal(actual, naive_memories.transparent(outputs, memory.weight), [memory.weight, *outputs])
-    rows = torch.stack([(weights.view(-1, 1, 1, 1) * torch.stack(outputs)).sum(0) for weights in memory.weights()])
-    torch.testing.assert_close(rows, torch.stack(actual), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -65,9 +41,6 @@ def test_weights_and_sums_of_half_precision_are_of_fp32(dtype):
     assert memory.weight.dtype == memory.weight.grad.dtype == torch.float32
 
 
-# --- layer-wise memories, and MSC ---
-
-
 def test_layerwise_takes_the_layer_of_the_same_depth():
     assert [depth_aligned(j, 6, 12) for j in range(1, 7)] == [2, 4, 6, 8, 10, 12]
     assert [depth_aligned(j, 2, 5) for j in range(1, 3)] == [3, 5], "half is rounded up"
@@ -75,8 +48,6 @@ def test_layerwise_takes_the_layer_of_the_same_depth():
         aligned = [depth_aligned(j, count, depth) for j in range(1, count + 1)]
         assert aligned == [naive_memories.nearest_layer(j, count, depth) for j in range(1, count + 1)]
     for layers, count in ((4, 4), (6, 3), (2, 5)):
-        outputs = make_outputs(layers + 1)
+        outputs = [*torch.randn(layers + 1, T, B, C)]
         actual, expected = Layerwise(*stacks(layers, count))(outputs, []), naive_memories.layerwise(outputs, count)
         assert len(actual) == count and all(got is want for got, want in zip(actual, expected))
-
-

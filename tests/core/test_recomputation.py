@@ -57,6 +57,15 @@ def test_the_inputs_of_layers_are_off_the_device_only_where_asked_for(form, buil
     assert ((torch.device("cpu"),) in asked) == (form == "offload")
 
 
+@pytest.mark.parametrize("flags", [{}, *FORMS.values()], ids=["plain", *FORMS])
+def test_a_second_backward_pass_gives_the_same_gradients(flags, build, batch):
+    """Where the first layer, recomputed, has set the values of a value residual again."""
+    model = build(TINY, value_residual=True, dropout=0.1, **flags).train()
+    loss, parameters = model(*batch)[0].square().mean(), [*model.parameters()]
+    once = torch.autograd.grad(loss, parameters, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(loss, parameters), once, rtol=1e-5, atol=1e-7)
+
+
 DDP = {
     "ODE": ("transformer_prenorm_2l2l_tiny", {"layer_agg": "ode", "ode_method": "rk2-learned"}),
     "value residual": ("transformer_postnorm_2l2l_tiny", {"value_residual": True, "decoder_attn": "merged-self"}),

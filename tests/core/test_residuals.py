@@ -6,50 +6,22 @@ import logging
 import pytest
 import torch
 
-from fairseq_deep.core.residuals import RESIDUALS
 from fairseq_deep.core.residuals.branchnorm import BranchNorm
 from fairseq_deep.core.residuals.layernorm_scaling import LayerNormScaling
 from fairseq_deep.core.residuals.layerscale import LayerScale
 from fairseq_deep.core.residuals.mix_ln import MixLN
 from fairseq_deep.core.residuals.prores import ProRes
-from fairseq_deep.core.residuals.sdu import Sdu
 from fairseq_deep.core.stack import Stack
 from fairseq_deep.plugin.training.adam import factors_of
 from fairseq_deep.plugin.training.fp16 import FP16Optimizer
 from tests.helpers.models import TINY
-from tests.helpers.residuals import B, C, T, describe, make, scores
-from tests.helpers.tensors import is_uniform
+from tests.helpers.residuals import B, C, T, describe, scores
 from tests.reference import naive_residuals as naive
 
 SUBLAYERS = {"encoder": 2, "decoder": 3}
 
 
 # --- initial values and constants ---
-
-
-@pytest.mark.parametrize("form", ["sdu", "highway"])
-def test_gates_start_as_linear_layers_do_or_by_the_initialisation(form, build):
-    for linear in RESIDUALS.get(form)(Stack(layers=1, dim=256, side="decoder"), 1).linears:
-        assert all(is_uniform(parameter, 1 / 16) for parameter in linear.parameters())
-    plain = make(form, "decoder")
-    assert list(plain.matrices()) == [f"{role}_{index}" for index in range(3) for role in ("gate", "value")]
-    parts = [part for linear in plain.linears for part in (linear.weight[:C], linear.weight[C:])]
-    for matrix, part in zip(plain.matrices().values(), parts):
-        assert matrix.data_ptr() == part.data_ptr() and matrix.shape == (C, C), "the parameter itself, not a copy"
-    model = build(TINY["pre"], residual=form, deep_init="ds", ds_init_exponent=0.5)
-    for number, layer in [each for stack in (model.encoder, model.decoder) for each in enumerate(stack.layers, 1)]:
-        for matrix in (matrix for linear in layer.residual.linears for matrix in linear.weight.chunk(2)):
-            assert is_uniform(matrix, (6 / (2 * 16)) ** 0.5 / number**0.5, 0.9)  # Xavier's, by layer
-
-
-def test_only_the_lowest_layers_have_an_sdu(build):
-    """In each stack; sub-layers are two where attentions are merged."""
-    model = build(TINY["pre"], encoder_layers=4, decoder_layers=1, residual="sdu", sdu_layers=3, decoder_attn="merged")
-    found = [[len(layer.residual.linears) for layer in stack.layers] for stack in (model.encoder, model.decoder)]
-    assert found == [[2, 2, 2, 0], [2]]
-    x, output = torch.randn(2, T, B, C)
-    above = Sdu(describe(layers=4), 4, layers=3)
-    assert not list(above.parameters()) and not above.matrices() and torch.equal(above(x, output, 1, x), x + output)
 
 
 @pytest.mark.parametrize("depth, start", [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6), (60, 1e-6)])

@@ -3,13 +3,12 @@
 The equations are proven in ``test_aggregators.py``.
 """
 
-
 import pytest
 import torch
 
 from fairseq_deep.core.aggregators.routing import EmRouting, Routing
 from fairseq_deep.core.stack import Stack
-from tests.helpers.tensors import DOUBLE, is_uniform, saved_bytes
+from tests.helpers.tensors import DOUBLE, saved_bytes
 from tests.reference.naive_dlcl import layer_norm
 
 T, B, C, L = 3, 2, 6, 3
@@ -101,16 +100,3 @@ def test_iterations_keep_the_votes_alone(kind):
 
     assert kept(6) == kept(1)
     assert kept(6, recomputed=False) > 3 * kept(6), "the measure sees what plain iterations keep"
-
-
-def test_initial_values_and_dropout_of_the_maps():
-    aggregator = Routing(Stack(2, 16, dropout=0.3, activation_dropout=0.2))
-    for part in aggregator.maps:
-        assert (part.dropout.p, part.activation_dropout.p) == (0.3, 0.2)
-        matrices = (part.fc1.weight, part.fc2.weight, part.vote.weight)
-        assert all(is_uniform(matrix, (6 / sum(matrix.shape)) ** 0.5, 0.9) for matrix in matrices)
-        assert not part.fc1.bias.any() and not part.fc2.bias.any()
-    assert not aggregator.routing.beta_u.any() and not aggregator.routing.beta_a.any()
-    assert [id(matrix) for matrix in aggregator.matrices()] == [
-        id(part.weight) for layer in aggregator.maps for part in (layer.fc1, layer.fc2, layer.vote)
-    ]

@@ -1,14 +1,14 @@
-"""Initialisations: the cases of each, the closed forms of the papers, and models wide enough to see them."""
+"""Initialisations: the cases of each, the closed forms of the papers, and what is drawn for each parameter."""
 
+import contextlib
 import math
 import re
+from unittest import mock
 
-import pytest
+import torch
 
 from tests.reference.naive_connections import deepnet_beta, tfixup_factor
 
-VOCAB = 400
-DIM, FFN = 64, 128
 # every method with the options that change a number
 CASES = [
     ("fairseq", {}),
@@ -29,6 +29,47 @@ CASES = [
 ]
 METHODS = sorted({method for method, _ in CASES})
 MATRIX = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(?:(self_attn|encoder_attn)\.)?(\w+_proj|fc\d)\.(weight|bias)")
+
+
+class Draws(contextlib.ExitStack):
+    """Notes what is drawn within it: "uniform" with its bound, or "normal" with its standard deviation."""
+
+    def __enter__(self):
+        self.found = {}  # by address; tensors are kept, so that no address is used twice
+        for name in ("uniform_", "normal_"):
+            draw = getattr(torch.Tensor, name)
+            noted = lambda tensor, *args, draw=draw, **options: self.note(draw, tensor, *args, **options)  # noqa: E731
+            self.enter_context(mock.patch.object(torch.Tensor, name, noted))
+        return super().__enter__()
+
+    def note(self, draw, tensor, low=0.0, size=1.0, **options):
+        for address in self.within(tensor):
+            del self.found[address]
+        self.found[tensor.data_ptr()] = (draw.__name__[:-1], size), tensor
+        return draw(tensor, low, size, **options)
+
+    def within(self, tensor):
+        start = tensor.data_ptr()
+        return [address for address in self.found if start <= address < start + tensor.nbytes]
+
+    def of(self, parameter):
+        """What all entries of *parameter* have been drawn from, or the few values that it has."""
+        values, drawn = parameter.detach().unique(), [self.found[address] for address in self.within(parameter)]
+        largest, kinds = values.abs().max(), {draw for draw, _ in drawn}
+        covered = sum(part.numel() for _, part in drawn) == parameter.numel() < 2 * len(values)
+        if covered and all(largest <= size * (1 + 1e-6 if name == "uniform" else 6) for name, size in kinds):
+            ((distribution, size),) = kinds
+            assert len(values) < 64 or largest > size / 2, "scaled after it was drawn"
+            return distribution, size
+        assert len(values) <= 8, "neither drawn nor constant"
+        return (*values.tolist(),)
+
+
+def initial_values(make):
+    """The model that *make* builds, and the initial values of each parameter by name."""
+    with Draws() as draws:
+        model = make()
+    return model, {name: draws.of(parameter) for name, parameter in model.named_parameters()}
 
 
 def stock(role, part, fan_out, fan_in, one_width):
@@ -62,15 +103,3 @@ def expected(method, options, side, layer, part, role, fan_out, fan_in, n, m, on
         return "normal", 0.02 / math.sqrt(connections) if role in ("out_proj", "fc2") else 0.02
     assert method == "depth-scaled"
     return "uniform", gamma / math.sqrt(layer)
-
-
-def check_sample(name, weight, distribution, size):
-    """*weight* looks drawn from the distribution: its range, its mean and, within 5 %, its standard deviation."""
-    weight = weight.detach().double()
-    deviation = size / math.sqrt(3) if distribution == "uniform" else size
-    assert abs(float(weight.mean())) < 5 * deviation / math.sqrt(weight.numel()), name
-    assert float(weight.std()) == pytest.approx(deviation, rel=0.05), name
-    if distribution == "uniform":
-        assert 0.97 * size < float(weight.abs().max()) <= size * (1 + 1e-6), name
-    else:
-        assert float(weight.abs().max()) > 2.5 * size, f"{name} is not normal"

@@ -14,15 +14,14 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-import torch
-
 from fairseq_deep import cli
 from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.recipes import driver
 from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe
+from tests.helpers.inits import initial_values
 from tests.helpers.methods import METHODS, OPTIONS
-from tests.helpers.models import VOCAB, make_dictionary, tiny_flags
+from tests.helpers.models import POSTNORM, PRENORM, VOCAB, make_dictionary, tiny_flags
 from tests.helpers.paths import ROOT
 
 FOLDER = ROOT / "tests/snapshots"
@@ -121,18 +120,26 @@ def output(*words):
     return said.getvalue()
 
 
+def starts(arch, flags):
+    """{(parameter, its initial values)} of a narrow model with 2 + 2 layers, all layers alike."""
+    flags = {**tiny_flags(arch), "encoder_layers": 2, "decoder_layers": 2, **flags}
+    found = {}
+    for key, values in initial_values(lambda: build_architecture(arch, make_dictionary(VOCAB), **flags))[1].items():
+        texts = [value if isinstance(value, str) else f"{value:.6g}" for value in values]
+        found.setdefault(re.sub(r"\d+", "N", key), []).append(" ".join(texts))
+    return dict.fromkeys((key, ", ".join(dict.fromkeys(texts))) for key, texts in found.items())
+
+
 def initial():
-    """Values of parameters that do not start at random, unless they are the 1 of a weight or the 0 of a bias."""
-    symbols, lines = make_dictionary(VOCAB), []
+    """Initial values: a distribution, or the few values that there are.
+
+    Without those that the same parameter of a plain model has, the 1 of a weight, and the 0 of a bias.
+    """
+    plain, lines = starts(PRENORM, {}) | starts(POSTNORM, {}), []
     for name, (arch, flags) in {**METHODS, **OPTIONS}.items():
-        depths = {"encoder_layers": 2, "decoder_layers": 2}
-        model = build_architecture(arch, symbols, **{**tiny_flags(arch), **depths, **flags})
-        found = {}
-        for key, weight in model.named_parameters():
-            values = weight.unique()
-            if len(values) <= 6 and not values.equal(torch.full((1,), float(key.endswith("weight")))):
-                found.setdefault(re.sub(r"\d+", "N", key), []).extend(f"{value:.6g}" for value in values.tolist())
-        lines += [name] * bool(found) + [f"  {key}: {', '.join(dict.fromkeys(each))}" for key, each in found.items()]
+        found = [(key, text) for key, text in starts(arch, flags) if text != str(int(key.endswith("weight")))]
+        rows = [f"  {key}: {text}" for key, text in found if (key, text) not in plain]
+        lines += [name] * bool(rows) + rows
     return "\n".join(lines)
 
 
