@@ -20,7 +20,7 @@ from fairseq_deep.core.torch_export import SourceProgram, StepProgram, export_de
 from fairseq_deep.plugin.architectures import build_architecture
 from tests.helpers.generation import prepare
 from tests.helpers.methods import METHODS, OPTIONS, POSTNORM, PRENORM, depths
-from tests.helpers.models import make_batch, make_tagged_dictionary, tiny_flags
+from tests.helpers.models import make_batch, tiny_flags
 
 CAPACITY = 5
 CASES = {**METHODS, **OPTIONS, "languages": (PRENORM, {"language_norm": True, "language_transform": True})}
@@ -50,9 +50,8 @@ def make(dictionary):
     def make(case, norm=PRENORM, **more):
         name, flags = CASES[case]
         name = norm if name == PRENORM else name
-        words = make_tagged_dictionary(len(dictionary), 12) if case == "languages" else dictionary
         flags = {**tiny_flags(name), **depths(name, flags), **flags, **more}
-        model = build_architecture(name, words, **flags).eval()
+        model = build_architecture(name, dictionary, **flags).eval()
         for parameter in model.parameters():
             parameter.copy_(0.4 * torch.randn(parameter.shape) + (0 if parameter.dim() > 1 else parameter))
         return model

@@ -1,4 +1,4 @@
-"""Luna: models against one position after the other with every gradient, blocks, padding, precision, initial values."""
+"""Luna: blocks of positions, empty sentences, precision, dropout, refusals; its equations: ``test_whole_models.py``."""
 
 import pytest
 import torch
@@ -9,84 +9,10 @@ from fairseq_deep.core.attention.luna_causal import LunaCausalAttention, causal_
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 from tests.helpers.decoder_attention import LUNA, make_model
-from tests.helpers.equations import affine, projections, start
-from tests.helpers.inits import check_sample
 from tests.helpers.models import POSTNORM, make_batch
 from tests.helpers.tensors import DOUBLE, assert_same, randomise
-from tests.reference import naive_attention, naive_connections, naive_luna
-from tests.reference.naive_dlcl import layer_norm
-from tests.reference.naive_model import norm
 
 T, B, C, H, L = 7, 3, 8, 2, 3
-ENCODER = {name: value for name, value in LUNA.items() if name != "decoder_attn"}
-
-
-def packs(module):
-    """The function of a :class:`Packing`."""
-    parts = {name: (getattr(module, f"{name}_proj").weight, getattr(module, f"{name}_proj").bias) for name in "qkv"}
-    return lambda p, x: naive_luna.pack(p, x, parts, module.num_heads)
-
-
-def feed_forward(layer):
-    return naive_connections.feed_forward_function(layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, layer.fc2.bias)
-
-
-def naive_encoder(encoder, tokens):
-    """p, before the decoder's norm, and the output of a sentence without padding."""
-    x, positions = start(encoder, tokens.unsqueeze(0)), naive_luna.sinusoids(*encoder.packed.weight.shape)
-    p = naive_luna.start(encoder.packed.weight, positions, len(tokens))
-    for layer in encoder.layers:
-        attention = layer.self_attn
-        own = lambda x, packed, a=attention: naive_luna.unpack(x, packed, projections(a), a.num_heads)  # noqa: E731
-        parts = {"pack": packs(attention.pack), "unpack": own, "ffn": feed_forward(layer)}
-        parts |= {"x_norm": affine(layer.self_attn_layer_norm), "ffn_norm": affine(layer.final_layer_norm)}
-        parts["p_norm"] = affine(layer.packed_layer_norm)
-        p, x = naive_luna.encoder_layer(p, x, parts, layer.normalize_before)
-    return p, x if encoder.layer_norm is None else layer_norm(x, *affine(encoder.layer_norm))
-
-
-def naive_decoder(model, tokens, p, source):
-    """Scores (T x V) of a sentence without padding."""
-    decoder, memory = model.decoder, model.encoder.memory
-    pre_norm, x = decoder.layers[0].normalize_before, start(decoder, tokens.unsqueeze(0))
-    p = p if memory is None or memory.layer_norm is None else layer_norm(p, *affine(memory.layer_norm))
-    chain = [] if memory is None else [(packs(layer.pack), affine(layer.layer_norm)) for layer in memory.layers]
-    pairs = naive_luna.memories(p, source, chain, pre_norm) if chain else [(None, source)] * len(decoder.layers)
-    for layer, (own, memory) in zip(decoder.layers, pairs):
-        first, second = layer.self_attn, layer.encoder_attn
-        named = projections(first)
-        if chain:
-            named |= {name: (getattr(first, f"{name}_proj").weight, getattr(first, f"{name}_proj").bias)
-                      for name in ("pq", "pc")}  # fmt: skip
-            attend = lambda x, own=own, named=named: naive_luna.causal(x, own, named, 2)  # noqa: E731
-        else:
-            attend = lambda x, named=named: naive_attention.attention(x, x, named, 2, lambda b, i, j: j <= i)[0]  # noqa: E731
-        cross = lambda x, m=memory, a=second: naive_luna.unpack(x, m, projections(a), 2)  # noqa: E731
-        functions = [attend, cross, feed_forward(layer)]
-        norms = [layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm]
-        plain = naive_connections.connect("plain", None)
-        x = naive_connections.run_sublayers(x, [(f, plain, norm(n)) for f, n in zip(functions, norms)], pre_norm)
-    x = x if decoder.layer_norm is None else layer_norm(x, *affine(decoder.layer_norm))
-    return x[:, 0] @ decoder.output_projection.weight.T
-
-
-@pytest.mark.parametrize(
-    "stack, flags, left_pad",
-    [("postnorm", LUNA, True), ("prenorm", LUNA, False), ("postnorm", ENCODER, False), ("prenorm", ENCODER, True)],
-)
-def test_scores_and_gradients_equal_the_equations(flags, stack, left_pad, build, dictionary):
-    """Sources padded on either side, one with fewer words than p has rows, and targets padded on the right."""
-    model = make_model(build, "self", stack, **flags)
-    positions, exact = model.encoder.packed.positions, naive_luna.sinusoids(L, 16)
-    torch.testing.assert_close(positions, exact, rtol=0, atol=1e-6)
-    positions.copy_(exact)  # which were of fp32
-    batch = make_batch(dictionary, lengths=(5, 7, 2), left_pad=left_pad)
-    words, expected = batch[2].ne(dictionary.pad()), []
-    for source, target in zip(batch[0], batch[2]):
-        source, target = source[source.ne(dictionary.pad())], target[target.ne(dictionary.pad())]
-        expected.append(naive_decoder(model, target, *naive_encoder(model.encoder, source)))
-    actual, expected = model(*batch)[0][words], torch.cat(expected)
-    assert_same(actual, expected, dict(model.named_parameters()))
 
 
 def test_an_empty_sentence_is_finite(build, dictionary):
@@ -131,24 +57,6 @@ def run_in_steps(module, x, memory, words=None):
     return torch.cat(outputs), state
 
 
-@torch.no_grad()
-def test_padding_anywhere_in_steps_and_in_blocks(monkeypatch):
-    """Its entries have no effect; hypotheses of a sentence share the projection of p."""
-    monkeypatch.setattr(luna_causal, "BLOCK", 3)
-    module, mask = randomise(causal_attention().double()), torch.zeros(2 * B, T, dtype=torch.bool)
-    mask[0, :2] = mask[2, 4:] = mask[3, 2:5] = True
-    x, memory = torch.randn(T, 2 * B, C, **DOUBLE), torch.randn(2 * L, B, C, **DOUBLE)
-    full = module(x, key_padding_mask=mask, causal=True, memory=memory)[0]
-    steps, state = run_in_steps(module, x, memory, ~mask)
-    torch.testing.assert_close(steps[~mask.T], full[~mask.T])
-    other = x.clone()
-    other[mask.T] += 100.0
-    changed = module(other, key_padding_mask=mask, causal=True, memory=memory)[0]
-    assert torch.equal(changed[~mask.T], full[~mask.T])
-    assert state[module.means._state]["vector"].shape == (1, 2 * B, 2 * C * L)
-    assert state[module.memory_cache._state]["key"].shape == (B, H, L, C // H)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @torch.no_grad()
 def test_half_precision_holds_what_a_sum_would_not(dtype):
@@ -182,22 +90,6 @@ def test_dropout_is_on_weights_of_all_products():
                        module.out_proj.bias.expand(T, B, C))  # fmt: skip
     p = PackedSequence(Stack(1, C, dropout=0.5), 400).train()(2)
     assert 0.4 < p[:, 0].eq(0).double().mean() < 0.6 and not torch.equal(p[:, 0], p[:, 1])
-
-
-@pytest.mark.parametrize("method", ["fairseq", "xavier", "ds", "lipschitz"])
-def test_initial_values(method, build):
-    """The entries of p are N(0, 1/d); matrices of "pack" and of the causal attention follow the rule of their layer."""
-    model = build(POSTNORM, **LUNA, **{f"{side}_embed_dim": 96 for side in ("encoder", "decoder")}, deep_init=method)
-    check_sample("p", torch.cat([PackedSequence(Stack(1, 96), 50).weight for _ in range(4)]), "normal", 96**-0.5)
-    places = [(layer.self_attn.pack, "qkv", True) for layer in model.encoder.layers]
-    places += [(layer.self_attn, ("q", "k", "v", "pq", "pc"), True) for layer in model.decoder.layers]
-    places += [(layer.pack, "qkv", False) for layer in model.encoder.memory.layers]
-    for index, (module, names, fused) in enumerate(places):
-        bound = (6 / (2 * 96)) ** 0.5 * (0.5**0.5 if fused or method == "fairseq" else 1)
-        bound = {"ds": bound * (index % 2 + 1) ** -0.25, "lipschitz": (1 / 96) ** 0.5}.get(method, bound)
-        for linear in (getattr(module, f"{name}_proj") for name in names):
-            check_sample(str(index), linear.weight, "uniform", bound)
-            assert method == "fairseq" or not linear.bias.any()
 
 
 def test_what_it_cannot_give_is_refused(build, batch):

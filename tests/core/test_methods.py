@@ -9,10 +9,10 @@ import torch
 
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from tests.helpers.invariances import INVARIANCES
-from tests.helpers.methods import METHODS, OPTIONS, structure
+from tests.helpers.methods import LANGUAGES, METHODS, OPTIONS, structure
 
 STRUCTURES = {row.name: (row.name, {}) for row in {structure(row): row for row in ARCHITECTURES.values()}.values()}
-CASES = {**METHODS, **OPTIONS, **STRUCTURES}
+CASES = {**METHODS, **OPTIONS, **LANGUAGES, **STRUCTURES}
 # structures combine methods and options: every fourth by default, all at night
 LATER = [name for number, name in enumerate(STRUCTURES) if number % 4]
 

@@ -15,7 +15,6 @@ from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.steps import NativeAttention
 from fairseq_deep.core.registry import UsageError
 from tests.helpers.generation import near, prepared_model, without_kernels
-from tests.helpers.models import make_tagged_dictionary
 from tests.helpers.tensors import Kernels
 
 LSTM, PRE, POST = "transformer_lstm_6l", "transformer_prenorm_6l", "transformer_postnorm_6l"
@@ -66,8 +65,7 @@ def prepared(dictionary):
 
     def make(name, **more):
         arch, flags = MODELS[name][:2]
-        words = make_tagged_dictionary(len(dictionary), 12) if name == "languages" else dictionary
-        return prepared_model(arch, words, **{**flags, **more})
+        return prepared_model(arch, dictionary, **{**flags, **more})
 
     return make
 
@@ -137,6 +135,47 @@ def steps_of_search(model, new_orders, one_by_one=False):
             state.reorder(order // BEAM if alone else order)
             words = words[order]
     return scores
+
+
+# --- PyTorch ---
+
+# orders of hypotheses: at first, there are two for each of three or two sentences
+ORDERS = {
+    "groups": (3, [[1, 0, 2, 2, 5, 4], [0, 1, 2, 3, 4, 5], [3, 3, 4, 5], [2, 3, 1, 0], [1, 1], [1, 0]]),
+    "split": (3, [[1, 0, 2, 2, 5, 4], [0, 2, 4, 5, 1, 3], [5, 4, 3, 2, 1, 0], [0, 0, 3], [2, 1, 0]]),
+    "one each": (3, [[0, 2, 4], [2, 1, 0], [1, 0], [1, 1]]),
+    "paired": (2, [[0, 2], [1, 0], [1, 1], [0, 0]]),  # what is left is one of each, in order
+}
+
+
+@pytest.mark.parametrize("name", ["pre", "relative positions"])
+@pytest.mark.parametrize("orders", ORDERS)
+@pytest.mark.parametrize("together", [False, True], ids=["", "together"])
+@pytest.mark.parametrize("fused, grad", [(False, False), (True, False), (False, True)], ids=["", "fused", "grad"])
+def test_steps_equal_whole_sentences(name, orders, together, fused, grad, prepared, monkeypatch):
+    """With plain products, or fused as on a GPU; "together": keys that all hypotheses of a sentence share."""
+    monkeypatch.setattr(multihead, "fuses_steps", lambda q: fused)
+    monkeypatch.setattr(library, "enabled", False)
+    model, (sentences, orders), state = prepared(name), ORDERS[orders], {}
+    model.decoder.beam_state.largest_beam = 2 if together else 1
+    source, owner = torch.randint(4, 40, (sentences, 7)), torch.arange(sentences).repeat_interleave(2)
+    source[-1, :3], target = PAD, torch.zeros(len(owner), 0, dtype=torch.long)
+    with torch.set_grad_enabled(grad):
+        shared = model.encoder.reorder_encoder_out(model.encoder(source, None), owner)
+        for step, order in enumerate([*orders, None]):
+            model.decoder.need_attn = step % 2 == 0
+            target = torch.cat([target, torch.randint(4, 40, (len(owner), 1))], dim=1)
+            last, extra = model.decoder(target, encoder_out=shared, incremental_state=state)
+            full, weights = model.decoder(target, encoder_out=model.encoder(source[owner], None))
+            near(last[:, -1], full[:, -1])
+            assert (extra["attn"][0] is None) is not model.decoder.need_attn
+            if model.decoder.need_attn:
+                near(extra["attn"][0][:, -1], weights["attn"][0][:, -1])
+            if order is not None:
+                order = torch.tensor(order)
+                owner, target = owner[order], target[order]
+                model.decoder.reorder_incremental_state_scripting(state, order)
+                shared = model.encoder.reorder_encoder_out(shared, order)
 
 
 # --- kernels ---

@@ -1,17 +1,16 @@
-"""Whole models against their equations: scores and every gradient, for all methods but Luna.
+"""Whole models against their equations: scores and every gradient, for all methods.
 
-The equations are read from the descriptions of models (``tests/reference/naive_model.py``); Luna is in
-``test_luna.py``, and what is special in a method in a file of its own.
+The equations are read from the descriptions of models (``tests/reference/naive_model.py``). What is special in a method
+is in a file of its own.
 """
 
 import pytest
 import torch
 
 from fairseq_deep.core.aggregators.lstm import GLU
-from fairseq_deep.core.attention import DECODER_ATTENTIONS
-from tests.helpers.decoder_attention import KINDS, LUNA, STACKS
+from tests.helpers.decoder_attention import KINDS, STACKS
 from tests.helpers.equations import start
-from tests.helpers.methods import LSTM, METHODS, OPTIONS
+from tests.helpers.methods import LANGUAGES, LSTM, METHODS, OPTIONS
 from tests.helpers.models import POSTNORM, PRENORM, TINY, make_batch
 from tests.helpers.residuals import PLACED, flags_of
 from tests.helpers.tensors import assert_same, shake
@@ -28,13 +27,14 @@ def make(build):
         model = build(arch, **flags).double()
         for stack in (model.encoder, model.decoder):
             shake(stack.layers, deviation), shake(stack.aggregator, deviation)
-        if model.encoder.memory is not None:
-            shake(model.encoder.memory)
+        parts = (model.encoder.memory, model.encoder.packed, model.encoder.language_transform)
+        for part in (part for part in parts if part is not None):
+            shake(part)
         for module in model.modules():
             if hasattr(module, "p"):
                 module.p = 0.0  # a method's own dropout
         model.set_num_updates(UPDATE - 1)
-        model.decoder.need_attn = False  # its weights are of fp32
+        model.decoder.need_attn = False  # where they are asked for, weights are of fp32
         return model
 
     return make
@@ -47,13 +47,20 @@ def batch(dictionary):
 
 
 def assert_equations(model, batch, causal=True, rtol=1e-7, atol=1e-8):
+    """In training, which has plain products on a CPU, and in evaluation, which has fused ones."""
     source, lengths, target = batch
-    words = target.ne(PAD)
-    wanted, encoded = scores(model, batch, causal)[words], model.encoder(source, lengths)
-    actual = model.decoder(target, encoder_out=encoded, full_context_alignment=not causal)[0][words]
+    words, (wanted, weights) = target.ne(PAD), scores(model, batch, causal)
     reads = any(getattr(layer, "encoder_attn", None) for layer in model.decoder.layers)
-    sources = dict((model if reads else model.decoder).named_parameters())
-    assert_same(actual, wanted, sources, rtol=rtol, atol=atol)
+    sources, actual, how = (model if reads else model.decoder), [], {"full_context_alignment": not causal}
+    modes = (True,) if model.encoder.stack.recompute else (False, True)  # layers that run again do so in the last mode
+    for training in modes:
+        encoded = model.train(training).encoder(source, lengths)
+        actual.append(model.decoder(target, encoder_out=encoded, **how)[0][words])
+    assert_same(torch.cat(actual), torch.cat([wanted[words]] * len(modes)), dict(sources.named_parameters()), rtol=rtol, atol=atol)
+    if reads and not model.decoder.packs:
+        last = len(model.decoder.layers) // model.decoder.modules_per_layer - 1
+        found = model.decoder(target, encoded, alignment_layer=last, **how)[1]["attn"][0]
+        torch.testing.assert_close(found[words].double(), weights[words], rtol=1e-3, atol=1e-5)
 
 
 def padded_batch(dictionary):
@@ -76,11 +83,6 @@ def fits(kind, stack):
 # full context changes masks, whatever connects the layers; a recurrence sees no later positions
 ATTENTIONS = [(kind, stack, True) for kind in KINDS for stack in STACKS if fits(kind, stack)]
 ATTENTIONS += [(kind, stack, False) for kind, stack, _ in ATTENTIONS if stack in ("prenorm", "lstm") and kind != "ssru"]
-
-
-def test_every_attention_is_tested():
-    kinds = {flags.get("decoder_attn", "self") for flags in (*KINDS.values(), LUNA)}
-    assert kinds == set(DECODER_ATTENTIONS.names())
 
 
 @pytest.mark.parametrize("kind, stack, causal", ATTENTIONS, ids=str)
@@ -110,15 +112,16 @@ INITS += [(init, kind) for kind in KINDS for init in ("admin", "rezero")]
 DLCL = "transformer_dlcl_postnorm_2l2l_tiny"
 
 
-# Luna is elsewhere; a memory of layers that are evaluated twice is that of any other aggregator
-CASES = {name: row for name, row in {**METHODS, **OPTIONS}.items()
-         if "luna" not in name and not {"ode", "transparent"} <= {*map(str, row[1].values())}
+# a memory of layers that are evaluated twice is that of any other aggregator
+CASES = {name: row for name, row in {**METHODS, **OPTIONS, **LANGUAGES}.items()
+         if not {"ode", "transparent"} <= {*map(str, row[1].values())}
          and row[1].get("layer_agg", "residual") in NAMES}  # fmt: skip
 CASES |= {f"{norm}norm {form}": (TINY[norm], flags_of(form)) for form, norm in PLACED}
 CASES |= {f"lstm {flags}": (LSTM, flags) for flags in LSTMS}
 CASES |= {f"{init} {kind}": (POSTNORM, {"deep_init": init, **KINDS[kind]}) for init, kind in INITS}
 CASES |= {f"{init} dlcl": (DLCL, {"deep_init": init}) for init in ("deepnet", "admin")}
 CASES |= {f"{init} alone": (POSTNORM, {"deep_init": init, "no_cross_attention": True}) for init in ("admin", "rezero")}
+CASES["groups of heads"] = PRENORM, {"decoder_attention_heads": 4, "decoder_kv_heads": 2, "attention_gate": "features"}
 CASES["alone"] = PRENORM, {"no_cross_attention": True}
 CASES["lipschitz"] = POSTNORM, {"deep_init": "lipschitz", "layernorm_embedding": True}
 CASES["msc of another width"] = (PRENORM, {"layer_agg": "msc", "decoder_memory": "msc", "encoder_layers": 6,

@@ -14,7 +14,7 @@ KINDS = {
     "merged-average-ffn": {"decoder_attn": "merged-average", "average_ffn": True},
     "ssru": {"decoder_attn": "ssru"},
 }
-# Luna, whose decoder reads more than layers of the others do: its equations are in test_luna.py
+# Luna, whose decoder reads more than layers of the others do
 LUNA = {"decoder_attn": "luna", "encoder_attn": "luna", "luna_length": 3}
 # how layers are connected, and where norms are: an architecture and further flags
 STACKS = {

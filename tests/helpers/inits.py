@@ -57,7 +57,7 @@ class Draws(contextlib.ExitStack):
         values, drawn = parameter.detach().unique(), [self.found[address] for address in self.within(parameter)]
         largest, kinds = values.abs().max(), {draw for draw, _ in drawn}
         covered = sum(part.numel() for _, part in drawn) == parameter.numel() < 2 * len(values)
-        if covered and all(largest <= size * (1 + 1e-6 if name == "uniform" else 6) for name, size in kinds):
+        if covered and all(0 < largest <= size * (1 + 1e-6 if name == "uniform" else 6) for name, size in kinds):
             ((distribution, size),) = kinds
             assert len(values) < 64 or largest > size / 2, "scaled after it was drawn"
             return distribution, size

@@ -56,27 +56,7 @@ def a_loaded_model_gives_the_same_output(make, dictionary):
         assert torch.equal(expected, features(other, *batch))
 
 
-def incremental_decoding_equals_full_decoding(make, dictionary):
-    """Also when the beam, here three hypotheses of one sentence, is reordered in the middle."""
-    model = make().eval()
-    source, lengths, target = make_batch(dictionary, lengths=(5,), target_lengths=(6, 6, 6))
-    source, lengths = source.repeat(3, 1), lengths.repeat(3)
-    order = torch.tensor([2, 0, 0])
-    with torch.no_grad():
-        encoder_out = model.encoder(source, lengths)
-        state = {}
-        for step in range(1, 4):
-            model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)
-        model.decoder.reorder_incremental_state_scripting(state, order)
-        target = target[order]
-        full = model.decoder(target, encoder_out=encoder_out)[0]
-        for step in range(4, 7):
-            last = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
-            torch.testing.assert_close(last[:, -1], full[:, step - 1], **NEAR)
-    assert_nothing_stays_on_the_modules(model)
-
-
-def hypotheses_that_share_a_source_decode_as_alone(make, dictionary):
+def steps_of_decoding_equal_whole_sentences(make, dictionary):
     """As in beam search: two sentences of two hypotheses each, reordered; then a sentence has one, and loses it."""
     model = make().eval()
     source, lengths, target = make_batch(dictionary, lengths=(5, 3), target_lengths=(6, 6, 6, 6))
@@ -97,6 +77,7 @@ def hypotheses_that_share_a_source_decode_as_alone(make, dictionary):
             ahead = {key: dict(cache) for key, cache in state.items()}
             last = model.decoder(target[:, : step + 1], encoder_out=encoder_out, incremental_state=ahead)[0]
             torch.testing.assert_close(last[:, -1], full[:, step], **NEAR)
+    assert_nothing_stays_on_the_modules(model)
 
 
 def padding_and_batch_composition_change_nothing(make, dictionary):
@@ -199,8 +180,7 @@ INVARIANCES = {
     for check in (
         every_parameter_gets_a_finite_gradient,
         a_loaded_model_gives_the_same_output,
-        incremental_decoding_equals_full_decoding,
-        hypotheses_that_share_a_source_decode_as_alone,
+        steps_of_decoding_equal_whole_sentences,
         padding_and_batch_composition_change_nothing,
         activation_checkpointing_changes_nothing,
         hidden_states_lead_from_the_embedding_to_the_output,

@@ -98,6 +98,18 @@ OPTIONS = {
 }  # fmt: skip
 
 
+# models that know languages, whose vocabulary has to have tags
+LALT, LALN = {"language_transform": True}, {"language_norm": True}
+LANGUAGES = {
+    "languages memories": (POSTNORM, {**LALT, "decoder_memory": "transparent"}),
+    "languages embeddings": (PRENORM, {**LALN, "layernorm_embedding": True}),
+    "languages merged": (POSTNORM, {**LALT, **LALN, "decoder_attn": "merged"}),  # the paper's
+    "languages bare": ("transformer_hyper_connections_6l", LALN),
+    "languages lstm": (LSTM, {**LALT, **LALN}),
+    "languages ode": (PRENORM, {**LALN, "layer_agg": "ode", "ode_method": "rk2-learned"}),
+}
+
+
 def structure(row):
     """What a model of the architecture *row* computes with, whatever its depth, size and dropout."""
     options = tuple(option for option in row.options if "dropout" not in option[0])

@@ -20,8 +20,8 @@ from fairseq_deep.recipes import driver
 from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe
 from tests.helpers.inits import initial_values
-from tests.helpers.methods import METHODS, OPTIONS
-from tests.helpers.models import POSTNORM, PRENORM, VOCAB, make_dictionary, tiny_flags
+from tests.helpers.methods import LANGUAGES, METHODS, OPTIONS
+from tests.helpers.models import POSTNORM, PRENORM, VOCAB, make_tagged_dictionary, tiny_flags
 from tests.helpers.paths import ROOT
 
 FOLDER = ROOT / "tests/snapshots"
@@ -123,8 +123,8 @@ def output(*words):
 def starts(arch, flags):
     """{(parameter, its initial values)} of a narrow model with 2 + 2 layers, all layers alike."""
     flags = {**tiny_flags(arch), "encoder_layers": 2, "decoder_layers": 2, **flags}
-    found = {}
-    for key, values in initial_values(lambda: build_architecture(arch, make_dictionary(VOCAB), **flags))[1].items():
+    found, words = {}, make_tagged_dictionary(VOCAB, 24)
+    for key, values in initial_values(lambda: build_architecture(arch, words, **flags))[1].items():
         texts = [value if isinstance(value, str) else f"{value:.6g}" for value in values]
         found.setdefault(re.sub(r"\d+", "N", key), []).append(" ".join(texts))
     return dict.fromkeys((key, ", ".join(dict.fromkeys(texts))) for key, texts in found.items())
@@ -136,7 +136,7 @@ def initial():
     Without those that the same parameter of a plain model has, the 1 of a weight, and the 0 of a bias.
     """
     plain, lines = starts(PRENORM, {}) | starts(POSTNORM, {}), []
-    for name, (arch, flags) in {**METHODS, **OPTIONS}.items():
+    for name, (arch, flags) in {**METHODS, **OPTIONS, **LANGUAGES}.items():
         found = [(key, text) for key, text in starts(arch, flags) if text != str(int(key.endswith("weight")))]
         rows = [f"  {key}: {text}" for key, text in found if (key, text) not in plain]
         lines += [name] * bool(rows) + rows

@@ -36,13 +36,15 @@ def average_attention(x, mask, gate, ffn=None):
 
 
 def merged(x, memory, projections, num_heads, visible, mask, norm=lambda x: x):
-    """MATT(x), Eq. (17): heads of the memory and M_a (x W_v + b_v), together through W_o, after Sub-LN's *norm*.
+    """MATT(x), Eq. (17), and the weights of the memory's words.
+
+    Heads of the memory and M_a (x W_v + b_v) go together through W_o, after Sub-LN's *norm*.
 
     projections, visible: see :func:`naive_attention.attention`.
     """
     heads = {**projections, "out": (torch.eye(x.size(-1)).to(x), None)}
-    o, _ = attention(x, memory, heads, num_heads, visible)
+    o, weights = attention(x, memory, heads, num_heads, visible)
     (w_v, b_v), (w_o, b_o) = projections["v"], projections["out"]
     values = x @ w_v.T if b_v is None else x @ w_v.T + b_v
     output = norm(o + mean(values, mask)) @ w_o.T
-    return output if b_o is None else output + b_o
+    return (output if b_o is None else output + b_o), weights

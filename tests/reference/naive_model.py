@@ -1,21 +1,21 @@
 """Whole models from their equations: scores with the parameters of a model of ours, one sub-layer after the other.
 
 What is computed is read from the descriptions of its stacks, and each part from the equations of its method in this
-folder. Luna has equations of its own (``naive_luna.py``); there are no languages here, no dropout and no LayerDrop.
+folder. There is no dropout and no LayerDrop.
 """
 
 import argparse
+import math
 from dataclasses import dataclass, field
 
 import torch
 
-from fairseq_deep.core.norms import RmsNorm
-from tests.helpers.equations import affine, named_steps, projections, start
+from tests.helpers.equations import LANGUAGES, affine, named_steps, norm, projections, start
 
 from . import naive_aggregators, naive_average, naive_connections, naive_memories, naive_residuals, naive_ssru
-from .naive_attention import attention, gated_feed_forward, relative_vector, rms_norm
-from .naive_dlcl import layer_norm
+from .naive_attention import attention, gated_feed_forward, relative_vector, sigmoid
 from .naive_lstm import run_decoder, run_encoder
+from .naive_luna import causal
 
 PAD = 1
 UPDATE = 4  # the number of the update, from 1, in which branches that grow are compared
@@ -27,10 +27,12 @@ class Context:
 
     Attributes:
         kind: the decoder's attention
-        memories: of a decoder, one for each layer; None in an encoder
+        memories: of a decoder, one for each layer, with Luna p and p~; None in an encoder
         seen, earlier: whether query i of sentence b may see key j of a source, and of a target
         means: the matrix of average attention, B x T x T
+        rows: whether a sentence uses the row j of Luna's packed sequence
         first: the values of the first self-attention, with value residual
+        weights: those of all attentions, H x B x T x S, in the order in which they are computed
     """
 
     kind: str
@@ -38,16 +40,14 @@ class Context:
     seen: object
     earlier: object
     means: torch.Tensor
+    rows: object = None
     first: list = field(default_factory=list)
+    weights: list = field(default_factory=list)
 
-
-def norm(module):
-    """A norm as a function."""
-    if module is None or not list(module.parameters()):
-        return lambda x: x
-    if isinstance(module, RmsNorm):
-        return lambda x: rms_norm(x, module.weight)
-    return lambda x: layer_norm(x, module.weight, module.bias)
+    def kept(self, found):
+        """The output of an attention, whose weights are kept."""
+        self.weights.append(found[1])
+        return found[0]
 
 
 def attend(module, keys, visible, context, causal=False):
@@ -67,7 +67,7 @@ def attend(module, keys, visible, context, causal=False):
         elif keys is None:
             context.first.append(values)
         given = (x, x if keys is None else keys, projections(module), module.num_heads, visible)
-        return attention(*given, *relative, {**options, "values": values})[0]
+        return context.kept(attention(*given, *relative, {**options, "values": values}))
 
     return function
 
@@ -75,16 +75,53 @@ def attend(module, keys, visible, context, causal=False):
 def attentions(own, cross, number, context):
     """F of the attentions of a layer, one or two."""
     kind, memory = context.kind, None if context.memories is None else context.memories[number - 1]
+    if hasattr(own, "pack"):
+        return [pack_and_unpack(own, context)]
     if memory is None:
         return [attend(own, None, context.seen, context)]
+    if kind == "luna":
+        return [packed_causal(own, memory[0], context), attend(cross, memory[1], context.rows, context)]
     if kind == "merged":
         to_memory = (projections(cross), cross.num_heads, context.seen)
-        return [lambda x: naive_average.merged(x, memory, *to_memory, context.means, norm(cross.output_norm))]
+        last = (*to_memory, context.means, norm(cross.output_norm))
+        return [lambda x: context.kept(naive_average.merged(x, memory, *last))]
     parts = [] if own is None else [to_target(own, context)]
     parts += [] if cross is None else [attend(cross, memory, context.seen, context)]
     if kind.startswith("merged"):  # rows 6 and 7 of Table 3 of the paper on merged attention: the sum of both
         return [lambda x: sum(part(x) for part in parts)]
     return parts
+
+
+def pack_and_unpack(own, context):
+    """F of Luna's encoder, of p followed by x."""
+
+    def function(both):
+        p, x = both[: own.length], both[own.length :]
+        packed = attend(own.pack, x, context.seen, context)(p)
+        return torch.cat([packed, attend(own, packed, context.rows, context)(x)])
+
+    return function
+
+
+def packed_causal(own, p, context):
+    """F of Luna's decoder, of each sentence without padding and unused rows of *p*."""
+    words, named = context.means.diagonal(dim1=1, dim2=2) > 0, projections(own, ("q", "k", "v", "pq", "pc", "out"))
+
+    def function(x):
+        sentences = []
+        for b in range(x.size(1)):
+            rows = [j for j in range(len(p)) if context.rows(b, 0, j)]
+            heads = causal(x[words[b], b], p[rows, b], named, own.num_heads)
+            sentences.append(torch.zeros_like(x[:, b]).index_put((words[b],), heads))
+        heads = torch.stack(sentences, dim=1)
+        if own.gate is not None:
+            gates = sigmoid(x @ own.gate.weight.T)
+            heads = heads * gates.repeat_interleave(x.size(-1) // gates.size(-1), dim=-1)
+        matrix, bias = named["out"]
+        output = norm(own.output_norm)(heads) @ matrix.T
+        return output if bias is None else output + bias
+
+    return function
 
 
 def to_target(own, context):
@@ -114,6 +151,9 @@ def sublayers(layer, stack, number, context):
     parallel = cross is not None and context.kind.startswith("merged")
     names = [name for name, part in (("self_attn", own), ("encoder_attn", cross)) if part is not None]
     norms = [norm(getattr(layer, f"{name}_layer_norm", None)) for name in (["encoder_attn"] if parallel else names)]
+    if hasattr(own, "pack"):
+        normalise, packed_norm = norms[0], norm(layer.packed_layer_norm)
+        norms = [lambda both: torch.cat([packed_norm(both[: own.length]), normalise(both[own.length :])])]
     found = list(zip(attentions(own, cross, number, context), norms)) if names else []
     if hasattr(layer, "fc1"):
         found.append((feed_forward(layer, stack), norm(layer.final_layer_norm)))
@@ -168,13 +208,16 @@ def layer_function(layer, stack, number, context):
     if "layernorm-scaling" in (residual, methods.get("around")):
         pairs = [(naive_residuals.reads_scaled(function, number), normalise) for function, normalise in pairs]
     connected = connections(layer, stack, number, len(pairs))
+    length = getattr(getattr(layer, "self_attn", None), "length", 0)  # of Luna's p
 
     def run(x):
-        bottom = x
+        bottom, above = x, []
         for (function, normalise), connect in zip(pairs, connected):
             f = function(normalise(x) if pre_norm else x)
             x = connect(x, f, bottom) if pre_norm else normalise(connect(x, f, bottom))
-        return x
+            if length and not above:  # the feed-forward sub-layer is of the words alone
+                above, x, bottom = [x[:length]], x[length:], bottom[length:]
+        return torch.cat([*above, x])
 
     return run
 
@@ -223,9 +266,24 @@ def run_stack(side, x, context):
     return [*outputs[:-1], path[-1]]
 
 
-def memories_of(encoder, x, outputs, count):
+def packed_memories(memory, p, source, context):
+    """The pairs p_j and p~_j of Luna's decoder."""
+    p, found = norm(memory.layer_norm)(p), []
+    for layer in memory.layers:
+        normalise, pre_norm = norm(layer.layer_norm), layer.pre_norm
+        packed = attend(layer.pack, source, context.seen, context)(normalise(p) if pre_norm else p)
+        found.append((p, packed))
+        p = p + packed if pre_norm else normalise(p + packed)
+    return found
+
+
+def memories_of(encoder, x, outputs, count, context):
     """What the decoder layers attend to, from the *outputs* y_0 ... y_L; of MSC, from its layers."""
     memory, final = encoder.memory, norm(encoder.layer_norm)
+    if encoder.packed is not None:
+        length = encoder.packed.length
+        p, source = outputs[-1][:length], final(outputs[-1][length:])
+        return [source] * count if memory is None else packed_memories(memory, p, source, context)
     if memory is None:
         return [final(outputs[-1])] * count
     kind = type(memory).__name__
@@ -239,10 +297,27 @@ def memories_of(encoder, x, outputs, count):
     return list(map(final, found))
 
 
+def language_of(source, tags):
+    """The number of the tag that a sentence begins with, from 1; 0 for none."""
+    first = next(word for word in source.tolist() if word != PAD)
+    return tags.index(first) + 1 if first in tags else 0
+
+
+def sinusoids(length, width):
+    """Features of the positions 0 ... *length* - 1, in fp32 as those of models."""
+    angles = [[j * 10000 ** (-i / (width // 2 - 1)) for i in range(width // 2)] for j in range(length)]
+    return torch.tensor([[*map(math.sin, row), *map(math.cos, row)] for row in angles]).double()
+
+
 def scores(model, batch, causal=True):
-    """Scores (B x T x V) of *model*; unless *causal*, target positions see later ones."""
+    """Scores (B x T x V) of *model*, and the weights of its last attention, the mean of its heads (B x T x S).
+
+    Unless *causal*, target positions see later ones.
+    """
     source, _, target = batch
     words, depth, kind = target.ne(PAD), model.decoder.stack.layers, model.decoder.stack.attention.name
+    encoder, index = model.encoder, model.encoder.language_index
+    LANGUAGES[:] = [] if index is None else [language_of(row, index.tags.tolist()) for row in source]
 
     def seen(b, i, j):
         return source[b, j] != PAD
@@ -250,9 +325,20 @@ def scores(model, batch, causal=True):
     def earlier(b, i, j):  # padding sees itself, for softmax to be defined; no word sees padding
         return (j <= i or not causal) and (bool(words[b, j]) or j == i)
 
+    def rows(b, i, j):
+        return j < int(source[b].ne(PAD).sum())
+
     means = naive_average.average_mask(words, causal)
-    x = start(model.encoder, source).masked_fill(source.eq(PAD).T.unsqueeze(-1), 0.0)
-    outputs = run_stack(model.encoder, x, Context("self", None, seen, seen, means))
-    memories = memories_of(model.encoder, x, outputs, depth)
-    x = run_stack(model.decoder, start(model.decoder, target), Context(kind, memories, seen, earlier, means))[-1]
-    return norm(model.decoder.layer_norm)(x).transpose(0, 1) @ model.decoder.output_projection.weight.T
+    x = start(encoder, source).masked_fill(source.eq(PAD).T.unsqueeze(-1), 0.0)
+    if encoder.packed is not None:
+        p = math.sqrt(x.size(-1)) * encoder.packed.weight + sinusoids(*encoder.packed.weight.shape)
+        x = torch.cat([p.unsqueeze(1).expand(-1, len(source), -1), x])
+    context = Context("self", None, seen, seen, means, rows)
+    memories = memories_of(encoder, x, run_stack(encoder, x, context), depth, context)
+    if encoder.language_transform is not None:
+        matrices = encoder.language_transform.weight[LANGUAGES]
+        memories = [torch.stack([z[:, b] @ matrix for b, matrix in enumerate(matrices)], dim=1) for z in memories]
+    context = Context(kind, memories, seen, earlier, means, rows)
+    x = run_stack(model.decoder, start(model.decoder, target), context)[-1]
+    scores = norm(model.decoder.layer_norm)(x).transpose(0, 1) @ model.decoder.output_projection.weight.T
+    return scores, context.weights[-1].mean(0)
