@@ -51,12 +51,13 @@ def assert_equations(model, batch, causal=True, rtol=1e-7, atol=1e-8):
     source, lengths, target = batch
     words, (wanted, weights) = target.ne(PAD), scores(model, batch, causal)
     reads = any(getattr(layer, "encoder_attn", None) for layer in model.decoder.layers)
-    sources, actual, how = (model if reads else model.decoder), [], {"full_context_alignment": not causal}
+    sources, actual = dict((model if reads else model.decoder).named_parameters()), []
+    how = {"full_context_alignment": not causal}
     modes = (True,) if model.encoder.stack.recompute else (False, True)  # layers that run again do so in the last mode
     for training in modes:
         encoded = model.train(training).encoder(source, lengths)
         actual.append(model.decoder(target, encoder_out=encoded, **how)[0][words])
-    assert_same(torch.cat(actual), torch.cat([wanted[words]] * len(modes)), dict(sources.named_parameters()), rtol=rtol, atol=atol)
+    assert_same(torch.cat(actual), torch.cat([wanted[words]] * len(modes)), sources, rtol=rtol, atol=atol)
     if reads and not model.decoder.packs:
         last = len(model.decoder.layers) // model.decoder.modules_per_layer - 1
         found = model.decoder(target, encoded, alignment_layer=last, **how)[1]["attn"][0]
