@@ -123,6 +123,7 @@ CASES |= {f"{init} {kind}": (POSTNORM, {"deep_init": init, **KINDS[kind]}) for i
 CASES |= {f"{init} dlcl": (DLCL, {"deep_init": init}) for init in ("deepnet", "admin")}
 CASES |= {f"{init} alone": (POSTNORM, {"deep_init": init, "no_cross_attention": True}) for init in ("admin", "rezero")}
 CASES["groups of heads"] = PRENORM, {"decoder_attention_heads": 4, "decoder_kv_heads": 2, "attention_gate": "features"}
+CASES["far relative positions"] = POSTNORM, {"relative_positions": 9, "relative_values": True}
 CASES["alone"] = PRENORM, {"no_cross_attention": True}
 CASES["lipschitz"] = POSTNORM, {"deep_init": "lipschitz", "layernorm_embedding": True}
 CASES["msc of another width"] = (PRENORM, {"layer_agg": "msc", "decoder_memory": "msc", "encoder_layers": 6,
