@@ -3,6 +3,8 @@
 Those of named architectures are in ``tests/plugin/test_architectures.py``.
 """
 
+import functools
+
 import pytest
 
 from tests.helpers.decoder_attention import KINDS, LUNA
@@ -71,13 +73,20 @@ ADDED = [
 ]  # fmt: skip
 
 
+@functools.cache
+def plain(arch):
+    return full(arch)
+
+
+def full(arch, **flags):
+    """The size of a model, with a small vocabulary: parameters that are added are in the layers."""
+    arch, depth = (PRE, {"decoder_layers": 1}) if arch.endswith("1l") else (arch, {})
+    return size_of(full_size(arch, 40, share_all_embeddings=True, **depth, **flags))
+
+
 @pytest.mark.parametrize("arch, flags, added", ADDED, ids=str)
 def test_an_option_adds_exactly_so_many_parameters(arch, flags, added):
-    size = {"share_all_embeddings": True}
-    if arch.endswith("1l"):
-        arch, size = PRE, {**size, "decoder_layers": 1}
-    plain, model = (size_of(full_size(arch, 34040, **size, **more)) for more in ({}, flags))
-    assert model - plain == added
+    assert full(arch, **flags) - plain(arch) == added
 
 
 # absolute numbers, with a joined vocabulary of that size

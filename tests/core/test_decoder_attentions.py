@@ -1,17 +1,26 @@
-"""Decoders with every --decoder-attn: dropout, states of decoding, padding in steps.
+"""Decoders with every --decoder-attn: dropout, states of decoding, padding in steps, precision, long sequences.
 
-Their equations are proven in ``test_whole_models.py`` and ``test_luna.py``, initial values in ``test_inits.py``.
+Their equations are proven in ``test_whole_models.py``, initial values in ``test_inits.py``.
 """
+
+import copy
 
 import pytest
 import torch
 
-from fairseq_deep.core.layers import LayerContext
+from fairseq_deep.core.attention import RunningMean, SharedBeamState, Ssru, luna_causal
+from fairseq_deep.core.attention import scan as scans
+from fairseq_deep.core.attention.luna import LunaAttention, PackedSequence
+from fairseq_deep.core.attention.luna_causal import LunaCausalAttention
+from fairseq_deep.core.layers import DecoderContext
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
 from tests.helpers.decoder_attention import KINDS, LUNA, STACKS, make_model
 from tests.helpers.invariances import NEAR
 from tests.helpers.models import POSTNORM, make_batch
+from tests.helpers.tensors import DOUBLE, assert_same, randomise, saved_bytes
 
-PAD, C, LAYERS = 1, 16, 3
+PAD, B, C, H, L, LAYERS = 1, 3, 16, 2, 3, 3
 SHALLOW = [(kind, stack) for kind in KINDS for stack in ("postnorm", "lstm") if "ffn" not in kind or stack != "lstm"]
 SHALLOW.remove(("ssru", "lstm"))
 HELD = {"running_sum": "vector", "recurrent_state": "vector", "luna_means": "vector", "target": "cache"}
@@ -50,11 +59,11 @@ def steps(model, encoder_out, target, state=None):
 
 @pytest.mark.parametrize("kind", ["self", "average", "merged", "merged-average", "ssru", "luna"])
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
-def test_left_padding_is_not_counted_in_steps(kind, grad, build, dictionary):
-    """fairseq's positions do count it in steps, therefore the model has none."""
+def test_padding_is_not_counted_in_steps(kind, grad, build, dictionary):
+    """On the left and in the middle. fairseq's positions do count it in steps, therefore the model has none."""
     model = make_model(build, kind, "postnorm", no_token_positional_embeddings=True).eval()
     source, lengths, target = make_batch(dictionary, lengths=(5, 5), target_lengths=(6, 6))
-    target[0] = torch.cat([torch.full((2,), PAD), target[0, :4]])
+    target[0], target[1, 3] = torch.cat([torch.full((2,), PAD), target[0, :4]]), PAD
     with torch.set_grad_enabled(grad):
         encoder_out = model.encoder(source, lengths)
         full = model.decoder(target, encoder_out=encoder_out)[0]
@@ -93,3 +102,180 @@ def test_the_source_is_projected_once_per_sentence(kind, build, dictionary):
     assert len(list(steps(model, encoder_out, target[order]))) == 4
     assert calls["k"] == [(7, 2)], "the two sentences, not their eight hypotheses"
     assert sorted(calls["v"]) == sorted([(7, 2), *([(1, 8)] * 4 if kind == "merged" else [])])
+
+
+# --- modules alone ---
+
+
+def run_in_steps(module, x, words=None, **more):
+    """The outputs of all positions, one after the other, and the state; *words*: B x T, false at padding."""
+    words = torch.ones(x.size(1), len(x), dtype=torch.bool) if words is None else words
+    state, beams, outputs = {}, SharedBeamState(attends=False, averages=True), []
+    for t in range(len(x)):
+        step = beams(state, x.size(1), x[t : t + 1], words[:, t : t + 1])
+        found = module(x[t : t + 1], incremental_state=state, step=step, **more)
+        outputs.append(found[0] if isinstance(found, tuple) else found)
+    return torch.cat(outputs), state
+
+
+def luna(dim=C):
+    return LunaCausalAttention(Stack(1, dim, side="decoder", heads=H), True, L)
+
+
+def test_a_row_of_padding_alone_is_finite():
+    x = torch.randn(7, B, 6, requires_grad=True)
+    mean = RunningMean()(x, torch.ones(B, 7, dtype=torch.bool))
+    assert mean.eq(0).all()
+    mean.sum().backward()
+    assert x.grad.eq(0).all()
+
+
+def order_number(x):
+    """The place of each fp16 or bf16 number among all of its type, so that neighbours differ by one."""
+    bits = x.view(torch.int16).int()
+    return torch.where(bits < 0, -32768 - bits, bits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [1024, pytest.param(4096, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("shift", [0.0, 3.0, 60.0])
+@pytest.mark.parametrize("steps", [False, True], ids=["full", "steps"])
+@torch.no_grad()
+def test_means_in_half_precision_are_exact_to_the_last_digit(dtype, length, shift, steps):
+    """The fp64 mean, rounded: where that lies almost between two numbers, the other one may come out.
+
+    With a shift of 60, the sums are beyond what fp16 can hold.
+    """
+    x, words = (torch.randn(length, 2, 64) + shift).to(dtype), torch.ones(2, length, dtype=torch.bool)
+    words[0, :300], words[1, ::2] = False, False
+    counted, mean = words.T.double().unsqueeze(2), RunningMean()
+    exact = (x.double() * counted).cumsum(0) / counted.cumsum(0).clamp(min=1)
+    actual = run_in_steps(mean, x, words)[0] if steps else mean(x, ~words)
+    assert actual.dtype == dtype
+    distance = (order_number(actual) - order_number(exact.to(dtype))).abs()
+    assert distance.max() <= 1 and distance.float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["ssru", "luna"])
+@torch.no_grad()
+def test_half_precision_keeps_the_state_in_fp32(kind, dtype):
+    """Gates near 1 change a state by less than half precision can add; sums of products of 20,000 are beyond it."""
+    if kind == "ssru":
+        module, more = Ssru(64), {}
+        module.gate.bias.fill_(8.0)
+    else:
+        module, more = luna(64), {"memory": torch.randn(2 * L, 2, 64).to(dtype)}
+        for name in ("q_proj", "k_proj", "v_proj"):
+            getattr(module, name).weight.copy_(60.0 * torch.eye(64))
+    module, x = module.to(dtype), (1.0 + torch.randn(400, 2, 64) * (1 if kind == "ssru" else 0.1)).to(dtype)
+    wanted = copy.deepcopy(module).double()(x.double(), causal=True, **{key: p.double() for key, p in more.items()})[0]
+    full, (steps, state) = module(x, causal=True, **more)[0], run_in_steps(module, x, **more)
+    vectors = [kept["vector"] for kept in state.values() if "vector" in kept]
+    assert {kept.dtype for kept in vectors} == {torch.float32} and full.dtype == steps.dtype == dtype
+    for got in (full, steps):
+        assert got.isfinite().all()
+        assert (got.double() - wanted)[-1].abs().mean() < 0.05 * wanted[-1].abs().mean()
+
+
+# --- sequences in logarithmic depth, and in blocks ---
+
+
+def one_by_one(z, v):
+    """c_t of the gates' arguments *z* and inputs *v*."""
+    c, states = torch.zeros_like(v[0]), []
+    for position in range(len(v)):
+        f = 1 / (1 + torch.exp(-z[position]))
+        c = f * c + (1 - f) * v[position]
+        states.append(c)
+    return torch.stack(states)
+
+
+def running_means(x, y, z, count):
+    total, rows = 0, []
+    for t in range(x.size(2)):
+        total = total + y[:, :, t, :, None] * z[:, :, t, None, :]
+        rows.append((x[:, :, t, None] @ total)[:, :, 0] / count[:, :, t])
+    return torch.stack(rows, dim=2)
+
+
+@pytest.fixture(params=[False, True], ids=["", "compiling"])
+def compiles(request, monkeypatch):
+    """As a compiler sees it."""
+    for module in (luna_causal, scans):
+        monkeypatch.setattr(module, "is_compiling", lambda: request.param)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 6, 7, 8, 21])
+def test_all_positions_at_once_equal_one_after_the_other(length, compiles, monkeypatch):
+    """With all gradients."""
+    monkeypatch.setattr(luna_causal, "BLOCK", 2)
+    z, v = (3 * torch.randn(length, B, 6, **DOUBLE) for _ in range(2))
+    inputs = [tensor.requires_grad_() for tensor in (z, v)]
+    assert_same(scans.gated_recurrence(*inputs), one_by_one(*inputs), inputs, rtol=1e-9, atol=1e-12)
+    inputs = [torch.randn(B, H, length, width, requires_grad=True, **DOUBLE) for width in (4, 4, 3)]
+    count = (torch.arange(length) % 3).clamp(max=1).double().cumsum(0).clamp(min=1).view(1, 1, -1, 1)
+    assert_same(luna_causal.causal_means(*inputs, count), running_means(*inputs, count), inputs)
+
+
+def test_open_and_closed_gates_over_a_thousand_positions(compiles):
+    """Products of a thousand factors are 0 or near 1: states and gradients in fp32 stay near fp64."""
+    z = torch.cat([torch.full((1000, 1, 1), value) for value in (-200.0, -20.0, 0.0, 8.0, 200.0, float("inf"))], dim=2)
+    v, results = torch.randn(1000, 1, 6), []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in (z, v)]
+        states = scans.gated_recurrence(*leaves)
+        results.append([states, *torch.autograd.grad(states.square().sum(), leaves)])
+    for got, exact in zip(*results):
+        assert got.isfinite().all()
+        torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(results[0][0][:, :, 0], v[:, :, 0])
+    assert results[0][0][:, :, 5].eq(0).all()
+
+
+def test_what_ssru_keeps_for_the_backward_pass_does_not_grow_with_the_levels():
+    """Gates, inputs and states: three tensors, and the output for the ReLU, at 4,096 positions."""
+    x, module = torch.randn(4096, 1, 8, requires_grad=True), Ssru(8)
+    assert saved_bytes(lambda: module(x, causal=True)) <= 4 * 6 * x.numel()
+
+
+def test_a_compiler_makes_one_graph_of_ssru_for_all_lengths():
+    """With the gradients of the module as it is, also where that of the output is transposed."""
+    module, graphs = Ssru(6), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(Ssru.forward, backend=backend, dynamic=True, fullgraph=True)
+    for length in (5, 9, 16):
+        x = torch.randn(length, B, 6, requires_grad=True)
+        sources, direction = [x, *module.parameters()], torch.randn(B, length, 6).transpose(0, 1)
+        found = [run(x, causal=True)[0] for run in (module, lambda x, **how: compiled(module, x, **how))]
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(*(torch.autograd.grad(output, sources, direction) for output in found))
+    assert len(graphs) == 1
+
+
+@torch.no_grad()
+def test_dropout_of_luna_is_on_weights_of_all_products():
+    """Where all are dropped, the biases of the output are left, and p~ is 0."""
+    pair = randomise(LunaAttention(Stack(1, C, heads=H, attention_dropout=1.0), L).train())
+    out = pair(torch.randn(L + 7, B, C))[0]
+    assert not out[:L].any() and torch.equal(out[L:], pair.out_proj.bias.expand(7, B, C))
+    module = randomise(luna().train())
+    module.dropout_module.p = 1.0
+    assert torch.equal(module(torch.randn(7, B, C), causal=True, memory=torch.randn(2 * L, B, C))[0],
+                       module.out_proj.bias.expand(7, B, C))  # fmt: skip
+    p = PackedSequence(Stack(1, C, dropout=0.5), 400).train()(2)
+    assert 0.4 < p[:, 0].eq(0).double().mean() < 0.6 and not torch.equal(p[:, 0], p[:, 1])
+
+
+@pytest.mark.parametrize("kind", ["ssru", "luna"])
+def test_what_an_attention_cannot_give_is_refused(kind, build, batch):
+    model = build(POSTNORM, **{**KINDS, "luna": LUNA}[kind])
+    with pytest.raises(UsageError, match=f"--decoder-attn {kind} does not see later positions: omit"):
+        model.decoder(batch[2], model.encoder(*batch[:2]), full_context_alignment=True)
+    if kind == "luna":
+        with pytest.raises(UsageError, match="luna has no weights of source words: omit --print-alignment"):
+            model.make_generation_fast_(need_attn=True)

@@ -14,6 +14,7 @@ from fairseq_deep.core.attention import MultiheadAttention, masks
 from fairseq_deep.core.stack import Stack
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from tests.helpers.decoder_attention import LUNA
 from tests.helpers.methods import structure
 from tests.helpers.models import make_batch, task_of, tiny_flags
 from tests.helpers.tensors import DOUBLE, randomise
@@ -128,8 +129,9 @@ def test_hidden_keys_have_no_weight_and_hidden_rows_are_finite(dtype, need_weigh
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_source_of_padding_alone_spoils_nothing(build, dictionary, training):
-    model = build("transformer_prenorm_6l").train(training)
+@pytest.mark.parametrize("flags", [{}, LUNA], ids=["", "luna"])
+def test_a_source_of_padding_alone_spoils_nothing(flags, build, dictionary, training):
+    model = build("transformer_prenorm_6l", **flags).train(training)
     source, lengths, target = make_batch(dictionary)
     expected = model(source, lengths, target)[0]
     source[1] = dictionary.pad()

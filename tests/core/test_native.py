@@ -1,4 +1,4 @@
-"""C++ kernels against torch's operations: products, encoder layers, the LSTM; when they are used; how they are built.
+"""C++ kernels against torch's operations: products, encoder layers; when they are used; how they are built.
 
 Decoding steps are proven in ``test_steps.py``.
 """
@@ -102,70 +102,62 @@ def lstm_inputs(lstm, rows=13):
     return [torch.randn(1, rows, lstm.dim) for _ in range(2)], torch.randn(1, rows, width)
 
 
-@pytest.mark.parametrize("flags", [{}, {"lstm_merge": "concat"}, {"lstm_biases": True}], ids=str)
-def test_a_step_of_the_lstm_is_that_of_torch(flags, prepared):
-    lstm = prepared(LSTM, **flags).decoder.aggregator
-    state, attention = lstm_inputs(lstm)
-    assert lstm._native(state[0], 0) is not None
-    near(lstm.write(state, 0, attention), without_kernels(lambda: lstm.write(state, 0, attention)))
-
-
-def doubled(weight):
-    return torch.nn.Parameter(2 * weight)
+def doubled(module, name):
+    setattr(module, name, torch.nn.Parameter(2 * getattr(module, name)))
 
 
 def load_doubled(linear):
     linear.load_state_dict({name: 2 * value for name, value in linear.state_dict().items()})
 
 
-LSTM_CHANGES = {
-    "weights": lambda hidden, gates: load_doubled(hidden.fc2),
-    "bias": lambda hidden, gates: setattr(gates, "bias", torch.nn.Parameter(2 * gates.bias)),
-    "norm": lambda hidden, gates: setattr(hidden.layer_norm, "weight", doubled(hidden.layer_norm.weight)),
-    "gate norm": lambda hidden, gates: setattr(gates, "norm_weight", doubled(gates.norm_weight)),
-    "train": lambda hidden, gates: hidden.train(),
+# what other kernels follow, and after a None what is left to torch: of a layer (and its stack), and of an LSTM's parts
+CHANGES = {
+    "layer": [
+        lambda layer, stack: load_doubled(layer.fc1),
+        lambda layer, stack: doubled(layer.final_layer_norm, "weight"),
+        lambda layer, stack: doubled(layer.fc1, "bias"),
+        None,
+        lambda layer, stack: layer.train(),
+        lambda layer, stack: setattr(layer.dropout_module, "apply_during_inference", True),
+        lambda layer, stack: setattr(layer.self_attn.dropout_module, "apply_during_inference", True),
+        lambda layer, stack: setattr(layer, "residual", PeriNorm(stack, 1)),
+        lambda layer, stack: setattr(layer, "residual", BranchNorm(stack, 1)),
+    ],
+    "lstm": [
+        lambda hidden, gates: load_doubled(hidden.fc2),
+        lambda hidden, gates: doubled(gates, "bias"),
+        lambda hidden, gates: doubled(hidden.layer_norm, "weight"),
+        lambda hidden, gates: doubled(gates, "norm_weight"),
+        None,
+        lambda hidden, gates: hidden.train(),
+        lambda hidden, gates: setattr(hidden.dropout, "apply_during_inference", True),
+    ],
 }
 
 
-@pytest.mark.parametrize("change", LSTM_CHANGES)
-def test_changes_of_an_lstm_are_seen(change, prepared):
-    lstm = prepared(LSTM, lstm_biases=True).decoder.aggregator
-    state, attention = lstm_inputs(lstm, 5)
-    first = lstm._native(state[0], 1)
-    assert first is not None and lstm._native(state[0], 1) is first is not lstm._native(state[0], 0)
-    before = lstm.write(state, 1, attention)
-    LSTM_CHANGES[change](lstm.hidden[1], lstm.gates[0])
-    found, after = lstm._native(state[0], 1), lstm.write(state, 1, attention)
-    assert (found is None) == (change == "train") and found is not first
-    assert torch.allclose(after[0], before[0]) == (change == "train")
-    near(after, without_kernels(lambda: lstm.write(state, 1, attention)))
-
-
-LAYER_CHANGES = {  # those that other kernels follow, and those that are left to torch
-    "weights": lambda layer, stack: load_doubled(layer.fc1),
-    "norm": lambda layer, stack: setattr(layer.final_layer_norm, "weight", doubled(layer.final_layer_norm.weight)),
-    "bias": lambda layer, stack: setattr(layer.fc1, "bias", torch.nn.Parameter(layer.fc1.bias + 1)),
-    "train": lambda layer, stack: layer.train(),
-    "dropout": lambda layer, stack: setattr(layer.dropout_module, "apply_during_inference", True),
-    "attention dropout": lambda layer, stack: setattr(layer.self_attn.dropout_module, "apply_during_inference", True),
-    "residual": lambda layer, stack: setattr(layer, "residual", PeriNorm(stack, 1)),
-    "growing": lambda layer, stack: setattr(layer, "residual", BranchNorm(stack, 1)),
-}
-
-
-@pytest.mark.parametrize("change", LAYER_CHANGES)
-def test_changes_of_an_encoder_layer_are_seen(change, prepared):
-    encoder = prepared(PRE, attention_dropout=0.1, encoder_layers=1).encoder
-    layer, x = encoder.layers[0], torch.randn(7, 3, encoder.stack.dim)
-    first = find_encoder(encoder, x, None)
-    assert first is not None and find_encoder(encoder, x, None) is first
-    LAYER_CHANGES[change](layer, encoder.stack)
-    found = find_encoder(encoder, x, None)
-    if change in ("weights", "norm", "bias"):
-        assert found not in (None, first) and not torch.allclose(found(x, None), first(x, None))
-        near([found(x, None)], [layer(x, LayerContext())[0]])
+@pytest.mark.parametrize("kind, number", [(kind, number) for kind, changes in CHANGES.items()
+                                          for number, change in enumerate(changes) if change])  # fmt: skip
+def test_changes_of_a_module_are_seen(kind, number, prepared):
+    change, follows = CHANGES[kind][number], number < CHANGES[kind].index(None)
+    if kind == "layer":
+        encoder = prepared(PRE, attention_dropout=0.1, encoder_layers=1).encoder
+        parts, x = (encoder.layers[0], encoder.stack), torch.randn(7, 3, encoder.stack.dim)
+        find, torchs = lambda: find_encoder(encoder, x, None), lambda: [parts[0](x, None)]
+        run = lambda native: [native(x, None)]  # noqa: E731
     else:
-        assert found is None
+        lstm = prepared(LSTM, lstm_biases=True, dropout=0.1).decoder.aggregator
+        (state, attention), parts = lstm_inputs(lstm, 5), (lstm.hidden[1], lstm.gates[0])
+        find, torchs = lambda: lstm._native(state[0], 1), lambda: lstm.write(state, 1, attention)
+        run = lambda native: native(state[0], attention, state[1])  # noqa: E731
+        assert find() is not lstm._native(state[0], 0)
+    first = find()
+    assert first is not None and find() is first
+    change(*parts)
+    found = find()
+    assert (found is not None) == follows
+    if follows:
+        assert found is not first and not torch.allclose(run(found)[0], run(first)[0])
+        near(run(found), without_kernels(torchs))
 
 
 def test_hypotheses_with_padding_are_left_to_torch(prepared):

@@ -38,39 +38,16 @@ def copies(dictionary, size):
 
 
 @pytest.fixture
-def loss_of(dictionary):
-    """loss_of(model, batch): fairseq's cross-entropy, in nats per token."""
-    criterion = CrossEntropyCriterion(types.SimpleNamespace(target_dictionary=dictionary), sentence_avg=False)
-    return lambda model, batch: criterion(model, batch)[0] / batch["ntokens"]
+def train(build, dictionary):
+    """train(name, layers, updates, blind=False, **flags): whether it uses its source, at the latest after *updates*.
 
-
-@pytest.fixture
-def measure(dictionary, loss_of):
-    """measure(model, last): its loss on new sentences, and how much it loses where each has the source of another.
-
-    Before the last time, the second is not looked at where the first is too high.
+    That is, whether the loss on new sentences is below BLIND, and much higher with the source of another sentence.
     """
+    criterion = CrossEntropyCriterion(types.SimpleNamespace(target_dictionary=dictionary), sentence_avg=False)
 
-    @torch.no_grad()
-    def measure(model, last):
-        batch = copies(dictionary, 64)
-        model.eval()
-        loss = loss_of(model, batch).item()
-        if loss >= BLIND and not last:
-            return loss, 0.0
-        batch["net_input"]["src_tokens"] = batch["net_input"]["src_tokens"].roll(1, 0)
-        return loss, loss_of(model, batch).item() - loss
-
-    return measure
-
-
-def uses_source(loss, gain):
-    return loss < BLIND and gain > 0.75
-
-
-@pytest.fixture
-def train(build, dictionary, loss_of, measure):
-    """train(name, layers, updates, blind=False, **flags): loss and gain, at the latest after *updates*."""
+    def loss_of(model, batch):
+        """In nats per token."""
+        return criterion(model, batch)[0] / batch["ntokens"]
 
     def train(name, layers, updates, blind=False, **flags):
         depth = {"encoder_layers": layers, "decoder_layers": layers}
@@ -87,12 +64,16 @@ def train(build, dictionary, loss_of, measure):
             loss_of(model, copies(dictionary, 32)).backward()
             adam.step()
             if (update + 1) % STEP == 0:
-                found = measure(model, last=update + 1 == updates)
-                if uses_source(*found):
-                    break
+                batch, found = copies(dictionary, 64), []
+                with torch.no_grad():
+                    for _ in range(2):
+                        found.append(loss_of(model.eval(), batch).item())
+                        batch["net_input"]["src_tokens"] = batch["net_input"]["src_tokens"].roll(1, 0)
+                if found[0] < BLIND and found[1] > found[0] + 0.75:
+                    return True
                 model.train()
-        print(f"{update + 1} updates: loss {found[0]:.2f} (without the source {BLIND:.2f}), gain {found[1]:.2f}")
-        return found
+        print(f"{updates} updates: loss {found[0]:.2f} (without the source {BLIND:.2f}), of another {found[1]:.2f}")
+        return False
 
     return train
 
@@ -112,8 +93,8 @@ FAILS = ("b2t", "layerscale", "dense_sum")
 SHALLOW = ("matt", "highway", "sdu", "rnn")
 
 
-# papers' main methods, and one that takes longer and one that fails; all others are for the night
-SAMPLE = ("prenorm", "dlcl", "lstm", "deepnet", "layerscale")
+# papers' main methods, and one that fails; all others are for the night
+SAMPLE = ("dlcl", "lstm", "layerscale")
 
 
 def cases():
@@ -132,16 +113,14 @@ def test_the_exceptions_are_of_methods_that_there_are():
 @pytest.mark.parametrize("name, layers, updates", cases())
 def test_the_source_is_used(name, layers, updates, train):
     arch, flags = FORMS[name]
-    assert uses_source(*train(arch, layers, updates, **flags, **SCHEDULES.get(name, {})))
+    assert train(arch, layers, updates, **flags, **SCHEDULES.get(name, {}))
 
 
-@pytest.mark.parametrize("arch", ["transformer_prenorm_2l2l_tiny", "transformer_lstm_2l2l_tiny"])
-def test_a_decoder_that_cannot_see_the_source_is_found_out(arch, train):
-    loss, gain = train(arch, 6, UPDATES, blind=True)
-    assert loss > BLIND - 0.02 and abs(gain) < 1e-6
+def test_a_decoder_that_cannot_see_the_source_is_found_out(train):
+    assert not train("transformer_lstm_2l2l_tiny", 6, 2 * STEP, blind=True)
 
 
 @pytest.mark.nightly
 def test_without_a_forget_bias_a_deep_lstm_does_not_learn_to_use_the_source(train):
     """Why it has one: of gates near 0.5, little of a token is left after 12 layers."""
-    assert not uses_source(*train("transformer_lstm_12l12l", 12, UPDATES, lstm_forget_bias=0.0))
+    assert not train("transformer_lstm_12l12l", 12, UPDATES, lstm_forget_bias=0.0)

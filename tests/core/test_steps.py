@@ -12,6 +12,7 @@ import torch
 
 from fairseq_deep.core.attention import multihead
 from fairseq_deep.core.native import library, load, status
+from fairseq_deep.core.native.lstm import NativeLstm
 from fairseq_deep.core.native.steps import NativeAttention
 from fairseq_deep.core.registry import UsageError
 from tests.helpers.generation import near, prepared_model, without_kernels
@@ -22,8 +23,8 @@ SENTENCES, BEAM, PAD, STEPS = 3, 3, 1, 12
 ROUNDED = {"rtol": 1e-4, "atol": 1e-4}
 WITHOUT_COMPILER = {"backend": "eager"}  # traces, and runs what it has traced
 
-# architecture, flags, and what kernels run in a step of two layers: all of it, all layers one by one, or a number of
-# attentions, around which PyTorch runs the layers
+# architecture, flags, and what kernels run in a step of two layers: all of it, all layers one by one, attentions and
+# LSTM, or a number of attentions, around which PyTorch runs the layers
 MODELS = {
     "pre": (PRE, {}, "all"),
     "post": (POST, {}, "all"),
@@ -48,7 +49,9 @@ MODELS = {
     "merged self-attention": (PRE, {"decoder_attn": "merged-self"}, 4),
     "merged average": (PRE, {"decoder_attn": "merged-average"}, 2),
     "Luna": (POST, {"encoder_attn": "luna", "decoder_attn": "luna"}, 0),
-    "LSTM": (LSTM, {}, 4),
+    "LSTM": (LSTM, {}, "lstm"),
+    "LSTM of both attentions": (LSTM, {"lstm_merge": "concat"}, "lstm"),
+    "LSTM with biases": (LSTM, {"lstm_biases": True}, "lstm"),
     "languages": (PRE, {"language_norm": True, "language_transform": True}, 4),
 }
 COMPILED = ("pre", "learned positions", "sums between layers", "a memory per layer", "relative positions",
@@ -182,9 +185,11 @@ def test_steps_equal_whole_sentences(name, orders, together, fused, grad, prepar
 
 
 def watch(monkeypatch):
-    """The calls of kernels for attentions, and of those of the library for layers and decoders."""
-    ran, call = [], NativeAttention.__call__
-    monkeypatch.setattr(NativeAttention, "__call__", lambda *args: ran.append("attention") or call(*args))
+    """The calls of kernels for attentions and LSTM, and of those of the library for layers and decoders."""
+    ran = []
+    for name, kind in (("attention", NativeAttention), ("lstm", NativeLstm)):
+        run = kind.__call__
+        monkeypatch.setattr(kind, "__call__", lambda *args, name=name, run=run: ran.append(name) or run(*args))
     for name in ("decoder_layer_step", "decoder_step"):
         function = getattr(load(), name)
         monkeypatch.setattr(load(), name, lambda *args, name=name, run=function: ran.append(name) or run(*args))
@@ -204,7 +209,8 @@ def test_kernels_compute_the_steps_of_torch(name, threads, prepared, monkeypatch
         expected = without_kernels(lambda: steps(model, script))
         assert not ran
         near(steps_of_search(model, script), expected)
-        whole = {"all": ["decoder_step"], "layers": 2 * ["decoder_layer_step"]}
+        whole = {"all": ["decoder_step"], "layers": 2 * ["decoder_layer_step"],
+                 "lstm": 2 * ["attention", "attention", "lstm"]}  # fmt: skip
         assert ran == STEPS * (whole[kernels] if kernels in whole else kernels * ["attention"])
         near(steps_of_search(copy.deepcopy(model), script), expected)
         near(steps(model, script), expected)

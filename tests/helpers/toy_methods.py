@@ -1,4 +1,4 @@
-"""Methods of every shape that the package does not know, each as small as its contract allows."""
+"""Methods that the package does not know, each as small as its contract allows."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
 from fairseq_deep.core.fields import PROBABILITY, Option
 from fairseq_deep.core.memories import MEMORIES, Memory
 from fairseq_deep.core.residuals import RESIDUALS, ResidualConnection
-from fairseq_deep.core.stack import Layout, Stack
+from fairseq_deep.core.stack import Stack
 
 
 class ToyAggregator(Aggregator):
@@ -61,59 +61,10 @@ class ToyResidual(ResidualConnection):
         return (x + self.weight[sublayer] * output + self.bottom * bottom).to(x.dtype)
 
 
-class ToyBare(Aggregator):
-    """Two streams over bare sub-layers: odd ones write the first, even ones the second; each reads the sum."""
-
-    @classmethod
-    def layout(cls, side, options):
-        return Layout(residual=False, split=True)
-
-    def start(self, x):
-        return [x, x]
-
-    def read(self, state: list[torch.Tensor], layer: int):
-        return 0.5 * (state[0] + state[1])
-
-    def write(self, state: list[torch.Tensor], layer: int, output):
-        if layer % 2 == 0:
-            return [state[0] + output, state[1]]
-        return [state[0], state[1] + output]
-
-    def finish(self, state: list[torch.Tensor]):
-        return self.read(state, 0)
-
-
-class ToyCalls(Aggregator):
-    """Each encoder layer is evaluated twice, the second time on its own output; the mean goes on."""
-
-    encoder_only = True
-
-    def __init__(self, stack: Stack):
-        super().__init__(stack)
-        self.num_evaluations = 2 if stack.side == "encoder" else 1
-
-    def read(self, state: list[torch.Tensor], layer: int):
-        return state[0]
-
-    def next_input(self, x, outputs: list[torch.Tensor]):
-        return x if len(outputs) == 0 else outputs[-1]
-
-    def combine(self, x, outputs: list[torch.Tensor]):
-        return 0.5 * (outputs[0] + outputs[1])
-
-    def write(self, state: list[torch.Tensor], layer: int, output):
-        return [output]
-
-    def finish(self, state: list[torch.Tensor]):
-        return state[0]
-
-
 TOYS = [
     (AGGREGATORS, "toy", ToyAggregator),
     (MEMORIES, "toy", ToyMemory),
     (RESIDUALS, "toy", ToyResidual),
-    (AGGREGATORS, "toy-bare", ToyBare),
-    (AGGREGATORS, "toy-calls", ToyCalls),
 ]
 
 
