@@ -16,7 +16,8 @@ from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
 from tests.helpers.tensors import case
 
 GENERATION = OmegaConf.create({"generation": {"beam": 4, "print_alignment": None}})
-SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7)]
+SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7), *((1, rows, 100, 33) for rows in (6, 7, 11, 12, 13, 25)),
+          *((1, 13, *sizes) for sizes in ((1, 1), (5, 37), (16, 16), (24, 64), (7, 70)))]  # fmt: skip
 TINY = "transformer_postnorm_2l2l_tiny"
 
 

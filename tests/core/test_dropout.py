@@ -13,14 +13,18 @@ from fairseq_deep.core.aggregators.lstm import GLU, Hidden
 from fairseq_deep.core.aggregators.node import Node
 from fairseq_deep.core.attention import AverageAttention, MultiheadAttention
 from fairseq_deep.core.dropout import Dropout, fast_dropout, speed_up_dropout
+from fairseq_deep.core.layers import DecoderContext
+from fairseq_deep.core.layers.non_residual import AttentionDecoderLayer
 from fairseq_deep.core.memories import Transparent
-from fairseq_deep.core.stack import Stack
+from fairseq_deep.core.stack import MethodConfig, Stack
 from tests.helpers.models import make_batch
 from tests.helpers.tensors import randomise
 
 C, HALF, QUARTER = 6, 1.5, 1.25  # factors in the place of dropout
 STACK = Stack(2, C, ffn_dim=10, dropout=0.5, activation_dropout=0.25)
 DECODER = Stack(3, C, side="decoder", other_layers=2)
+LSTM = Stack(2, C, side="decoder", heads=2, dropout=0.5,
+             aggregator=MethodConfig("lstm", DepthwiseLstm, {"merge": "concat"}))  # fmt: skip
 X = torch.randn(4, 7, 3, C, generator=torch.Generator().manual_seed(1))
 INNER = {"fc2.weight": HALF * QUARTER, "fc2.bias": HALF}  # after the activation function, and after the network
 # modules with dropout, what they compute, and the parameters that have to be larger where there is none
@@ -36,6 +40,8 @@ PLACES = {
                                      {"output": HALF}),
     "cell of an LSTM": (lambda: DepthwiseLstm(STACK), lambda part: torch.stack(part.write([X[0], X[1]], 0, X[2])),
                         {"hidden.0.fc2.weight": HALF * QUARTER}),
+    "attentions of an LSTM": (lambda: AttentionDecoderLayer(LSTM), lambda part: part(X[0], DecoderContext(X[1]))[0],
+                              {f"{name}_attn.out_proj.weight": HALF for name in ("self", "encoder")}),
     "transparent attention": (lambda: Transparent(STACK, DECODER, dropout=0.5),
                               lambda part: torch.stack(part([*X[:3]], [])), {"weight": HALF}),
     "DLCL": (lambda: Dlcl(STACK, dropout=0.5), lambda part: part.read(part.write(part.start(X[0]), 0, X[1]), 1),

@@ -19,15 +19,20 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.torch_export import SourceProgram, StepProgram, export_decoding_step, export_encoder
 from fairseq_deep.plugin.architectures import build_architecture
 from tests.helpers.generation import prepare
-from tests.helpers.methods import METHODS, OPTIONS, POSTNORM, PRENORM, depths
+from tests.helpers.methods import DLCL, LALN, LALT, LSTM, METHODS, OPTIONS, POSTNORM, PRENORM, depths
 from tests.helpers.models import make_batch, tiny_flags
 
 CAPACITY = 5
-CASES = {**METHODS, **OPTIONS, "languages": (PRENORM, {"language_norm": True, "language_transform": True})}
-# all modules with a state of hypotheses, and all ways to read positions and sources
-DYNAMIC = [case for case in METHODS if case.startswith("decoder_attn-")]
-DYNAMIC += ["layer_agg-dlcl", "layer_agg-lstm", "decoder_memory-transparent", "encoder_attn-luna", "languages"]
-DYNAMIC += [case for case in OPTIONS if "relative_values" in case]
+CASES = {**METHODS, **OPTIONS}
+# all modules with a state of hypotheses, and all ways to read positions and sources, several in a model
+MIXED = {
+    "relative positions, DLCL, a memory per layer": (DLCL, {"relative_positions": 2, "relative_values": True,
+                                                            "decoder_memory": "transparent"}),
+    "average, LSTM": (LSTM, {"decoder_attn": "average"}),
+    "merged, languages": (POSTNORM, {"decoder_attn": "merged", **LALN, **LALT}),
+}  # fmt: skip
+CASES |= MIXED
+DYNAMIC = [*MIXED, *(f"decoder_attn-{kind}" for kind in ("self", "merged-self", "ssru", "luna"))]
 # with sizes that are fixed, an export takes a third of the time; every sixteenth by default, all at night
 PLAIN = {f"{axis}-{default}" for axis, (_, default) in AXES.items() if axis != "layer_agg"}  # is in one of the others
 BOTH = [(case, PRENORM) for case in CASES if case not in PLAIN]
@@ -118,8 +123,7 @@ def test_programs_serve_all_positions_and_batches(case, make, dictionary):
     encode, sources = SourceProgram(model, beam, CAPACITY), batches(dictionary, (5, 3, 4), (7,), (4, 4))
     assert_encoder(stored(export_encoder(model, beam, CAPACITY)), encode, sources)
     step = stored(export_decoding_step(model, beam, CAPACITY))
-    keeps = case.startswith("decoder_attn-")
-    for source, pads in zip(sources, (False, keeps, False)):
+    for source, pads in zip(sources, (False, case.startswith("decoder_attn-"), False)):
         decode(model, encode, step, source, beam, pads)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fairseq_deep.core.decoding import bfloat, describe, int8, linear, machine, reduce_precision
+from fairseq_deep.core.decoding.linear import PackedLinear
 from fairseq_deep.core.native import library, load
 from tests.helpers.tensors import case
 
@@ -56,10 +57,11 @@ AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2", "MKL
 @pytest.mark.skipif(AVX2.items() <= os.environ.items(), reason="this process is held to AVX2")
 def test_products_follow_the_equations_with_avx2_only():
     """In a process limited to the instructions of a processor without VNNI; also products of kernels in fp32."""
-    native = [f"{Path(__file__).with_name('test_native.py')}::{name}" for name in
-              ("test_products_of_any_size", "test_the_library_has_the_instructions_that_torch_uses")]  # fmt: skip
+    native = [Path(__file__).with_name(name) for name in (
+        "test_decoding.py::test_products_are_near_for_inputs_of_any_form",
+        "test_native.py::test_the_library_has_the_instructions_that_torch_uses")]  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", __file__, *native,
-               "-k", "each_way or largest or other_row or any_size or library"]
+               "-k", "each_way or largest or other_row or any_form and packed or library"]
     done = subprocess.run(command, env={**os.environ, **AVX2}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-3000:]
 
@@ -99,11 +101,10 @@ def test_the_largest_sums_do_not_overflow(name, monkeypatch):
             torch.testing.assert_close(forced(layer, name, monkeypatch)(x), expected)
 
 
-@there
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *(["fp32"] if load() else [])])
 def test_rows_depend_on_no_other_row(name, monkeypatch):
     layer, x = case((1, 60, 48, 20))
-    product = forced(layer, name, monkeypatch)
+    product = PackedLinear(layer) if name == "fp32" else forced(layer, name, monkeypatch)
     with torch.no_grad():
         alone = torch.cat([product(row) for row in x.view(-1, 1, 48)])
         assert torch.equal(product(x)[0], alone)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fairseq_deep.core.aggregators.lstm_cell import lstm_cell
-from fairseq_deep.core.layers import DecoderContext
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.aggregators import make, run
@@ -63,20 +62,6 @@ def test_a_compiler_sees_the_formula_in_one_graph():
     (graph,) = graphs
     assert "sigmoid" in graph and "layer_norm" in graph
     assert "autograd_function" not in graph and "group_norm" not in graph
-
-
-def test_dropout_acts_on_the_output_of_each_attention(build):
-    """Also before the first one's output becomes part of the query of a decoder layer's second attention."""
-    model = build(TINY, dropout=0.5, lstm_merge="concat")
-    encoder, decoder = model.encoder.layers[0], model.decoder.layers[0]
-    (x, memory), alone = torch.randn(2, 12, 5, 16), LayerContext()
-    s, a = decoder(x, LayerContext(memory))[0].chunk(2, dim=-1)
-    whole_s = decoder.self_attn(decoder.self_attn_layer_norm(x))[0]
-    whole_a = decoder.encoder_attn(decoder.encoder_attn_layer_norm(x + s), memory)[0]
-    for dropped, whole in ((encoder(x, alone)[0], encoder.eval()(x, alone)[0]), (s, whole_s), (a, whole_a)):
-        kept = dropped != 0
-        assert 0.4 < kept.float().mean() < 0.6
-        torch.testing.assert_close(dropped[kept], 2 * whole[kept])
 
 
 def test_flags_reach_every_part(dictionary):

@@ -22,17 +22,14 @@ from fairseq_deep.core.decoding.int8 import Int8Linear
 from fairseq_deep.core.layers import LayerContext
 from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.encoder import find_encoder
-from fairseq_deep.core.native.packed import NativeLinear, PacksWeight
+from fairseq_deep.core.native.packed import PacksWeight
 from fairseq_deep.core.native.steps import begin_step
 from fairseq_deep.core.residuals.branchnorm import BranchNorm
 from fairseq_deep.core.residuals.peri import PeriNorm
 from tests.helpers.generation import near, prepared_model, without_kernels
-from tests.helpers.tensors import case
 
 pytestmark = [pytest.mark.skipif(load() is None, reason=f"decoding uses {status()}"),
               pytest.mark.usefixtures("no_gradients")]  # fmt: skip
-ROWS = (1, 5, 6, 7, 11, 12, 13, 25)
-SHAPES = [(1, 1), (37, 5), (16, 16), (33, 100), (64, 24), (70, 7)]
 LSTM, PRE, POST = "transformer_lstm_6l", "transformer_prenorm_6l", "transformer_postnorm_6l"
 
 
@@ -47,27 +44,6 @@ def threads(request):
 @pytest.fixture
 def prepared(dictionary):
     return functools.partial(prepared_model, dictionary=dictionary)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("outputs, inputs", SHAPES)
-def test_products_of_any_size(outputs, inputs, bias):
-    for rows in ROWS:
-        layer, x = case((1, rows, inputs, outputs), bias)
-        given = x[0].clone()
-        y = NativeLinear(layer.weight)(x[0], layer.bias)
-        torch.testing.assert_close(y, layer(x[0]), rtol=1e-5, atol=1e-5)
-        assert torch.equal(x[0], given)
-
-
-def test_a_row_that_is_not_finite_spoils_no_other_and_stays_so():
-    layer, x = case((1, 14, 40, 33))
-    product = NativeLinear(layer.weight)
-    alone = product(x[0], layer.bias)
-    x[0, 3], x[0, 12, 5] = float("nan"), float("inf")
-    y = product(x[0], layer.bias)
-    finite = torch.tensor([row not in (3, 12) for row in range(14)])
-    assert torch.equal(y[finite], alone[finite]) and not y[~finite].isfinite().any()
 
 
 ENCODERS = {

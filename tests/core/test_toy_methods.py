@@ -12,7 +12,6 @@ from fairseq_deep.core.registry import UsageError
 from tests.helpers.invariances import INVARIANCES
 from tests.helpers.toy_methods import TOYS, register
 
-
 MODELS = {
     "aggregator": {"layer_agg": "toy", "toy_dropout": 0.0},
     "all": {"layer_agg": "toy", "decoder_memory": "toy", "toy_start": 0.3, "residual": "toy", "decoder_attn": "merged"},

@@ -203,17 +203,3 @@ class AbsentCuda(TorchDispatchMode):
         kinds = {tensor.dtype for tensor in here if tensor.is_floating_point()}
         if name in ONE_TYPE and len(kinds) > 1:
             raise AssertionError(f"{asker()}: {name} of {kinds}")
-
-
-class WaitsOnMeta(TorchDispatchMode):
-    """For tensors on ``meta``, which have no values: answers "yes" to what asks for one, and notes who asked."""
-
-    def __init__(self):
-        super().__init__()
-        self.waits = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket.__name__ == "_local_scalar_dense" and args[0].is_meta:
-            self.waits[f"{asker()}: _local_scalar_dense"] += 1
-            return True
-        return func(*args, **(kwargs or {}))
