@@ -35,7 +35,7 @@ def pairs():
             yield {**option, **other}
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.nightly), 11], ids=["all", "sample"])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.nightly), 19], ids=["all", "sample"])
 @pytest.mark.parametrize("norm", ["prenorm", "postnorm"])
 def test_every_pair_works_or_is_refused(norm, every, dictionary, build):
     works = refused = 0

@@ -3,7 +3,6 @@
 Decoding steps are proven in ``test_steps.py``.
 """
 
-import copy
 import functools
 import gc
 import logging
@@ -13,16 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from fairseq_deep.core.aggregators.lstm_cell import norm_gates
 from fairseq_deep.core.attention.beams import SharedBeamState
-from fairseq_deep.core.decoding import decode_in
-from fairseq_deep.core.decoding.int8 import Int8Linear
-from fairseq_deep.core.layers import LayerContext
 from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.encoder import find_encoder
-from fairseq_deep.core.native.packed import PacksWeight
 from fairseq_deep.core.native.steps import begin_step
 from fairseq_deep.core.residuals.branchnorm import BranchNorm
 from fairseq_deep.core.residuals.peri import PeriNorm
@@ -154,42 +147,6 @@ def test_the_kernels_do_not_keep_a_layer(prepared):
     del model, lstm, parts
     gc.collect()
     assert [ref() for ref in kept] == [None, None, None]
-
-
-def test_int8_is_for_both_stacks(prepared):
-    model = prepared(LSTM, encoder_layers=2)
-    decoder, encoder, of_encoder = decode_in(model, "int8")
-    assert decoder > 0 and encoder > 0 and of_encoder == "int8"
-    for stack in (model.encoder, model.decoder):
-        assert not [part for part in stack.modules() if isinstance(part, PacksWeight) and not part.in_int8]
-        assert sum(isinstance(part, Int8Linear) for part in stack.modules()) > 5
-
-
-def test_a_step_of_the_lstm_in_int8_is_that_of_its_parts(prepared, monkeypatch):
-    """The gates, too, whose product is not a linear layer's."""
-    model = prepared(LSTM, lstm_biases=True)
-    lstm, plain = model.decoder.aggregator, copy.deepcopy(model.decoder.aggregator)
-    decode_in(model, "int8")
-    (state, attention), gates = lstm_inputs(lstm), lstm.gates[0]
-    found, rough = lstm.write(state, 0, attention), plain.write(state, 0, attention)
-    monkeypatch.setattr(lstm, "_native", lambda *_: None)
-    c, weight = torch.cat([state[0], attention], dim=2), gates.weight
-    whole = (weight / weight.abs().amax(1, True) * 127).round() * weight.abs().amax(1, True) / 127
-    rounded = (c / c.abs().amax(2, True) * 127).round() * c.abs().amax(2, True) / 127
-    expected = norm_gates(F.linear(rounded, whole, gates.bias), gates.norm_weight, gates.norm_bias)
-    found_gates = norm_gates(gates.products(c), gates.norm_weight, gates.norm_bias)
-    torch.testing.assert_close(found_gates, expected, rtol=1e-4, atol=1e-4)
-    near(found, lstm.write(state, 0, attention))
-    assert all(1e-6 < float((ours - fp32).abs().max()) < 0.1 for ours, fp32 in zip(found, rough))
-
-
-def test_an_encoder_layer_in_int8_is_that_of_its_parts(prepared):
-    model = prepared("transformer_modern_6l")
-    decode_in(model, "int8")
-    layer, x = model.encoder.layers[0], torch.randn(7, 3, model.encoder.stack.dim)
-    ours, theirs = find_encoder(model.encoder, x, None).layers(x, None)[0](x)[0], layer(x, LayerContext())[0]
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-2)
-    assert float((ours - theirs).abs().mean()) < 1e-4, "a rounding more or less is rare"
 
 
 @pytest.fixture

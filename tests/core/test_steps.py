@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from fairseq_deep.core.attention import multihead
+from fairseq_deep.core.decoding import decode_in
 from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.lstm import NativeLstm
+from fairseq_deep.core.native.packed import PacksWeight
 from fairseq_deep.core.native.steps import NativeAttention
 from fairseq_deep.core.registry import UsageError
 from tests.helpers.generation import near, prepared_model, without_kernels
@@ -219,6 +221,22 @@ def test_kernels_compute_the_steps_of_torch(name, threads, prepared, monkeypatch
 
 
 @with_kernels
+@pytest.mark.parametrize("name", ["pre", "modern", "sums between layers", "LSTM with biases"])
+def test_kernels_in_int8_are_those_of_their_parts(name, prepared):
+    """A layer with a hook is left to PyTorch, which rounds a little otherwise."""
+    model, script = prepared(name, encoder_layers=2), list(orders(STEPS - 1))
+    exact = steps_of_search(model, script)
+    counts, packed = decode_in(model, "int8"), [part for part in model.modules() if isinstance(part, PacksWeight)]
+    assert min(counts[:2]) > 5 and counts[2] == "int8" and all(part.in_int8 for part in packed)
+    found = steps_of_search(model, script)
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        layer.register_forward_hook(lambda *_: None)
+    for ours, parts, fp32 in zip(found, steps_of_search(model, script), exact):
+        assert (ours - parts).abs().mean() < 0.01 * fp32.std()
+        assert 0.001 * fp32.std() < (ours - fp32).abs().mean() < 0.1 * fp32.std()
+
+
+@with_kernels
 @pytest.mark.parametrize("name", ["pre", "sums between layers", "rotary positions", "LSTM"])
 def test_a_search_begins_with_one_hypothesis_per_sentence(name, prepared):
     """More steps than the caches have room for at first; an order may repeat a hypothesis."""
@@ -302,11 +320,14 @@ def test_room_is_doubled_with_one_more_graph(prepared, counters):
 MOVING = [[3, 4, 5, 0, 1, 2, 6, 6, 7], [4, 3, 5, 6, 7, 8], [1, 0, 2, 5, 5, 4], [0, 3, 1, 5], [3, 2, 1, 0]]
 
 
-@pytest.mark.parametrize("name", ["merged attention", pytest.param("relative positions", marks=pytest.mark.nightly)])
-def test_sentences_that_end_move_or_are_split(name, prepared, counters):
+@pytest.mark.parametrize("name", ["merged attention", "relative positions"])
+@pytest.mark.parametrize("traced", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["", "traced"])
+def test_sentences_that_end_move_or_are_split(name, traced, prepared, counters):
     model, script = prepared(name, decoder_layers=1), [*orders(2), *map(torch.tensor, MOVING)]
     expected = steps(model, script)
     model.decoder.compile_steps(dynamic=True, **WITHOUT_COMPILER)
+    if not traced:
+        model.decoder.compiled.compiled = model.decoder.compiled.run
     near(steps(model, script), expected, **ROUNDED)
     assert not counters["graph_break"]
 

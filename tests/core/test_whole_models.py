@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from fairseq_deep.core.aggregators.lstm import GLU
-from tests.helpers.decoder_attention import KINDS, STACKS
+from tests.helpers.decoder_attention import KINDS, STACKS, random_model
 from tests.helpers.equations import start
 from tests.helpers.methods import LANGUAGES, LSTM, METHODS, OPTIONS
 from tests.helpers.models import POSTNORM, PRENORM, TINY, make_batch
 from tests.helpers.residuals import PLACED, flags_of
-from tests.helpers.tensors import assert_same, shake
+from tests.helpers.tensors import assert_same
 from tests.reference import naive_average, naive_connections
 from tests.reference.naive_aggregators import NAMES
 from tests.reference.naive_model import PAD, UPDATE, Context, scores, sublayers
@@ -24,17 +24,11 @@ def make(build):
     """make(arch, deviation, **flags): a narrow model with random weights, in fp64."""
 
     def make(arch, deviation=0.5, **flags):
-        model = build(arch, **flags).double()
-        for stack in (model.encoder, model.decoder):
-            shake(stack.layers, deviation), shake(stack.aggregator, deviation)
-        parts = (model.encoder.memory, model.encoder.packed, model.encoder.language_transform)
-        for part in (part for part in parts if part is not None):
-            shake(part)
+        model = random_model(build, arch, deviation, **flags)
         for module in model.modules():
             if hasattr(module, "p"):
                 module.p = 0.0  # a method's own dropout
         model.set_num_updates(UPDATE - 1)
-        model.decoder.need_attn = False  # where they are asked for, weights are of fp32
         return model
 
     return make

@@ -1,4 +1,4 @@
-"""Decoders with every --decoder-attn: how to choose them; models with random parameters."""
+"""Models with random parameters, with every --decoder-attn."""
 
 from tests.helpers.models import POSTNORM, PRENORM
 from tests.helpers.tensors import shake
@@ -28,14 +28,19 @@ STACKS = {
 }
 
 
-def make_model(build, kind, stack, **flags):
-    """A narrow model with random parameters, in fp64."""
-    name, options = STACKS[stack]
-    model = build(name, **{"decoder_layers": 3, **options, **{**KINDS, "luna": LUNA}[kind], **flags}).double()
-    parts = [model.decoder.layers, model.decoder.aggregator]
-    if model.encoder.packed is not None:
-        parts += [part for part in (model.encoder.packed, model.encoder.layers, model.encoder.memory) if part]
-    for module in parts:
-        shake(module, 0.5)
-    model.decoder.need_attn = False  # its weights are of fp32
+def random_model(build, arch, deviation=0.5, **flags):
+    """A narrow model with random parameters, in fp64; tables keep their start."""
+    model = build(arch, **flags).double()
+    encoder, decoder = model.encoder, model.decoder
+    for part in (encoder.layers, encoder.aggregator, encoder.memory, encoder.packed, encoder.language_transform,
+                 decoder.layers, decoder.aggregator):  # fmt: skip
+        if part is not None:
+            shake(part, deviation)
+    decoder.need_attn = False  # where they are asked for, weights are of fp32
     return model
+
+
+def make_model(build, kind, stack, **flags):
+    """One with that attention in that stack."""
+    name, options = STACKS[stack]
+    return random_model(build, name, **{"decoder_layers": 3, **options, **{**KINDS, "luna": LUNA}[kind], **flags})

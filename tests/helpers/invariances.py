@@ -166,13 +166,16 @@ def lower_precision_is_finite_and_near(make, dictionary):
     (exact, direction), mixed = gradient(model), gradient(model, amp=True)
     for dtype, share in ((torch.bfloat16, 0.5), (torch.float16, 0.5 if routes else 0.05)):
         half = copy.deepcopy(model).to(dtype)
-        found = gradient(half)
+        found, limits = gradient(half), (0.1 * exact.std(), share * direction.norm())
         assert found[0].dtype == dtype
-        rounded, unavoidable = gradient(half.float())
         for output, grads in (found, mixed) if dtype == torch.bfloat16 else (found,):
             assert output.isfinite().all() and not torch.equal(output.float(), exact)
-            assert (output.float() - exact).abs().mean() < max(0.1 * exact.std(), 4 * (rounded - exact).abs().mean())
-            assert (grads - direction).norm() < max(share * direction.norm(), 4 * (unavoidable - direction).norm())
+            errors = (output.float() - exact).abs().mean(), (grads - direction).norm()
+            if errors[0] >= limits[0] or errors[1] >= limits[1]:
+                rounded, unavoidable = gradient(half.float())
+                limits = 4 * (rounded - exact).abs().mean(), 4 * (unavoidable - direction).norm()
+                assert errors[0] < max(0.1 * exact.std(), limits[0])
+                assert errors[1] < max(share * direction.norm(), limits[1])
 
 
 INVARIANCES = {

@@ -1,7 +1,6 @@
-"""Residual connections: each form, where its norms may be, and the connections of one layer."""
+"""Residual connections: each form, and where its norms may be."""
 
 from fairseq_deep.core.residuals import RESIDUALS
-from fairseq_deep.core.residuals.branchnorm import GrowingBranch
 from fairseq_deep.core.stack import Stack
 
 T, B, C, F, HEADS = 3, 2, 6, 8, 2
@@ -28,15 +27,6 @@ PLACED = [(form, norm) for form, (_, _, norms) in FORMS.items() for norm in norm
 
 def describe(side="encoder", norm="pre", layers=2):
     return Stack(layers=layers, dim=C, pre_norm=norm == "pre", side=side, ffn_dim=F, heads=HEADS)
-
-
-def make(form, side="encoder", norm="pre", number=2):
-    """The connections of one layer, of two; where branches grow in update 4 of 10."""
-    name, options, norms = FORMS[form]
-    residual = RESIDUALS.get(name)(describe(side, norm if norm in norms else norms[0]), number, **options)
-    if isinstance(residual, GrowingBranch):
-        residual.set_num_updates(3)
-    return residual
 
 
 def scores(model, batch):

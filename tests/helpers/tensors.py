@@ -24,11 +24,6 @@ def shake(module, deviation=0.4):
     return module
 
 
-def is_uniform(tensor, bound, least=0.97):
-    """Whether the largest entry is what a uniform draw from -bound to bound gives."""
-    return bool(least * bound < tensor.detach().abs().max() <= bound * (1 + 1e-6))
-
-
 def saved_bytes(function, own=()):
     """Bytes of the storages that autograd keeps after *function*, each once and without those of *own*."""
     own = {tensor.data_ptr() for tensor in own}
