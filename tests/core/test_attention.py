@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fairseq_deep.core.attention import AttentionOptions, MultiheadAttention
+from fairseq_deep.core.attention import MultiheadAttention
+from fairseq_deep.core.stack import Stack
 
 
 @pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])

@@ -7,7 +7,6 @@ from torch import nn
 from fairseq_deep.core.attention import SharedBeamState
 from fairseq_deep.core.attention.beam_reorder import keep_sources, read_order
 from fairseq_deep.core.attention.cache import TargetCache, append, select
-from fairseq_deep.core.stack import Stack
 from tests.helpers.models import reorder_all
 from tests.helpers.tensors import DOUBLE
 

@@ -12,7 +12,7 @@ from fairseq_deep.core.attention import RunningMean, SharedBeamState, Ssru, luna
 from fairseq_deep.core.attention import scan as scans
 from fairseq_deep.core.attention.luna import LunaAttention, PackedSequence
 from fairseq_deep.core.attention.luna_causal import LunaCausalAttention
-from fairseq_deep.core.layers import DecoderContext
+from fairseq_deep.core.layers import LayerContext
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 from tests.helpers.decoder_attention import KINDS, LUNA, STACKS, make_model

@@ -13,8 +13,8 @@ from fairseq_deep.core.aggregators.lstm import GLU, Hidden
 from fairseq_deep.core.aggregators.node import Node
 from fairseq_deep.core.attention import AverageAttention, MultiheadAttention
 from fairseq_deep.core.dropout import Dropout, fast_dropout, speed_up_dropout
-from fairseq_deep.core.layers import DecoderContext
-from fairseq_deep.core.layers.non_residual import AttentionDecoderLayer
+from fairseq_deep.core.layers import LayerContext
+from fairseq_deep.core.layers.layer import BareLayer
 from fairseq_deep.core.memories import Transparent
 from fairseq_deep.core.stack import MethodConfig, Stack
 from tests.helpers.models import make_batch
@@ -40,7 +40,7 @@ PLACES = {
                                      {"output": HALF}),
     "cell of an LSTM": (lambda: DepthwiseLstm(STACK), lambda part: torch.stack(part.write([X[0], X[1]], 0, X[2])),
                         {"hidden.0.fc2.weight": HALF * QUARTER}),
-    "attentions of an LSTM": (lambda: AttentionDecoderLayer(LSTM), lambda part: part(X[0], DecoderContext(X[1]))[0],
+    "attentions of an LSTM": (lambda: BareLayer(LSTM, LSTM.sublayers), lambda part: part(X[0], LayerContext(X[1]))[0],
                               {f"{name}_attn.out_proj.weight": HALF for name in ("self", "encoder")}),
     "transparent attention": (lambda: Transparent(STACK, DECODER, dropout=0.5),
                               lambda part: torch.stack(part([*X[:3]], [])), {"weight": HALF}),

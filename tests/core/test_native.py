@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fairseq_deep.core.attention.beams import SharedBeamState
+from fairseq_deep.core.layers import LayerContext
 from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.encoder import find_encoder
 from fairseq_deep.core.native.steps import begin_step
@@ -111,7 +112,7 @@ def test_changes_of_a_module_are_seen(kind, number, prepared):
     if kind == "layer":
         encoder = prepared(PRE, attention_dropout=0.1, encoder_layers=1).encoder
         parts, x = (encoder.layers[0], encoder.stack), torch.randn(7, 3, encoder.stack.dim)
-        find, torchs = lambda: find_encoder(encoder, x, None), lambda: [parts[0](x, None)]
+        find, torchs = lambda: find_encoder(encoder, x, None), lambda: [parts[0](x, LayerContext())[0]]
         run = lambda native: [native(x, None)]  # noqa: E731
     else:
         lstm = prepared(LSTM, lstm_biases=True, dropout=0.1).decoder.aggregator
