@@ -11,7 +11,7 @@ from torch import nn
 from fairseq_deep.core.aggregators import DepthwiseLstm, Dlcl, Mlrf, Routing
 from fairseq_deep.core.aggregators.lstm import GLU, Hidden
 from fairseq_deep.core.aggregators.node import Node
-from fairseq_deep.core.attention import AverageAttention, MultiheadAttention
+from fairseq_deep.core.attention import DECODER_ATTENTIONS, AverageAttention, MultiheadAttention
 from fairseq_deep.core.dropout import Dropout, fast_dropout, speed_up_dropout
 from fairseq_deep.core.layers import LayerContext
 from fairseq_deep.core.layers.layer import BareLayer
@@ -24,7 +24,8 @@ C, HALF, QUARTER = 6, 1.5, 1.25  # factors in the place of dropout
 STACK = Stack(2, C, ffn_dim=10, dropout=0.5, activation_dropout=0.25)
 DECODER = Stack(3, C, side="decoder", other_layers=2)
 LSTM = Stack(2, C, side="decoder", heads=2, dropout=0.5,
-             aggregator=MethodConfig("lstm", DepthwiseLstm, {"merge": "concat"}))  # fmt: skip
+             aggregator=MethodConfig("lstm", DepthwiseLstm, {"merge": "concat"}),
+             attention=MethodConfig("self", DECODER_ATTENTIONS.get("self")))  # fmt: skip
 X = torch.randn(4, 7, 3, C, generator=torch.Generator().manual_seed(1))
 INNER = {"fc2.weight": HALF * QUARTER, "fc2.bias": HALF}  # after the activation function, and after the network
 # modules with dropout, what they compute, and the parameters that have to be larger where there is none
