@@ -2,13 +2,9 @@
 
 import pytest
 import torch
-from torch import nn
 
-from fairseq_deep.core.attention import SharedBeamState
 from fairseq_deep.core.attention.beam_reorder import keep_sources, read_order
-from fairseq_deep.core.attention.cache import TargetCache, append, select
-from tests.helpers.models import reorder_all
-from tests.helpers.tensors import DOUBLE
+from fairseq_deep.core.attention.cache import append, select
 
 C = 8
 
@@ -36,37 +32,6 @@ def test_a_cache_is_what_was_appended_and_selected(grad):
                 assert torch.equal(cache, expected)
         assert buffer is None if records else buffer is not None or grad
         assert buffer is None or buffer.data_ptr() == cache.data_ptr() and buffer.size(3) >= cache.size(3)
-
-
-SCRAMBLED = [[1, 1, 0, 3, 5, 4, 8, 8, 8], [0, 1, 2, 5, 3, 3, 6, 7, 8], [2, 0, 0, 7, 7, 6], [3, 4, 5], [2, 2, 1]]
-
-
-@pytest.mark.parametrize("split", [False, True], ids=["", "split"])
-@pytest.mark.parametrize("twice", [False, True], ids=["", "twice"])
-def test_a_hypothesis_sees_its_ancestors_and_no_padding(split, twice):
-    """Three sentences with three hypotheses each; each key is the step and the hypothesis that made it.
-
-    "split" ends with orders that split sentences; "twice" has another order before each.
-    """
-    state, both = {}, nn.ModuleList([SharedBeamState(), TargetCache()])
-    beam_state, cache = both
-    ancestors = [[] for _ in range(9)]
-    for step, order in enumerate([*SCRAMBLED[:2], [0, 4, 2, 1], [1, 1, 3]] if split else SCRAMBLED):
-        count, padded = len(ancestors), {0, step} if step in (1, 2) else set()
-        words = torch.tensor([[row not in padded] for row in range(count)])
-        keys = torch.stack([torch.full((count,), step), torch.arange(count)], dim=1).double()
-        mask = beam_state(state, 3, torch.zeros(1, count, C, **DOUBLE), words).mask
-        beam = 1 if split and step > 2 else 3
-        assert mask.shape == (count // beam, 1, beam, beam * (step + 1))
-        held = cache(state, keys.view(1, -1, 1, beam, 2).expand(2, -1, -1, -1, -1))
-        ancestors = [[*own, None if row in padded else (step, row)] for row, own in enumerate(ancestors)]
-        for row, own in enumerate(ancestors):
-            seen = held[0, row // beam, 0][mask[row // beam, 0, row % beam] == 0]
-            assert [tuple(key) for key in seen.int().tolist()] == [key for key in own if key is not None]
-        orders = [list(range(count))[::-1], order] if twice else [order]
-        for order in orders:
-            reorder_all(both, state, torch.tensor(order))
-            ancestors = [list(ancestors[row]) for row in order]
 
 
 # of six sentences: which stay, in which order, and whether some are moved in place

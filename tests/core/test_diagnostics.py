@@ -62,10 +62,8 @@ def by_hand(layer, pairs, calls):
 
     *calls*: z, the sub-layer's index, the layer's input and r of each, and o = LN(r), whose gradients are there.
     """
-    norms = [getattr(layer, f"{name}_layer_norm") for name in ("self_attn", "encoder_attn", "final") if
-             hasattr(layer, f"{name}_layer_norm")]  # fmt: skip
-    for (part, _), (function, _), norm, call in zip(layer.sublayers, pairs, norms, calls):
-        z, r = call["z"].detach().requires_grad_(), call["r"]
+    for (part, norm), (function, _), call in zip(layer.sublayers, pairs, calls):
+        z, r, norm = call["z"].detach().requires_grad_(), call["r"], getattr(layer, norm)
         again = layer.residual(z, function(layer.branch_input(z, norm)), call["index"], call["bottom"].detach())
         beta_rc = torch.autograd.grad(again, z, r.grad)[0].norm() / r.grad.norm()
         centred = r.detach() - r.detach().mean(-1, keepdim=True)
@@ -196,9 +194,7 @@ def test_std_and_share_between_positions_of_every_stream(name, build, batch):
         stack = getattr(model, side)
         kept.append(start(stack, source if side == "encoder" else target).detach())
         for layer in stack.layers:
-            layer.register_forward_hook(
-                lambda _, inputs, output, kept=kept: kept.append(output[0] if isinstance(output, tuple) else output)
-            )
+            layer.register_forward_hook(lambda _, inputs, output, kept=kept: kept.append(output[0]))
     net_input = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target}
     streams = stream_statistics(model, net_input, model.encoder.padding_idx)
     for side, kept in outputs.items():

@@ -121,7 +121,7 @@ def hidden_states_lead_from_the_embedding_to_the_output(make, dictionary):
     """
     (source, lengths, target), model, returned = make_batch(dictionary), make().eval(), {}
     for stack in (model.encoder, model.decoder):
-        stack.layers[-1].register_forward_hook(lambda _, args, output, stack=stack: returned.update({stack: output}))
+        stack.layers[-1].register_forward_hook(lambda _, args, output, stack=stack: returned.update({stack: output[0]}))
     with torch.no_grad():
         encoded = model.encoder(source, lengths, return_all_hiddens=True)
         features, extra = model.decoder.extract_features(target, encoder_out=encoded)
@@ -132,8 +132,7 @@ def hidden_states_lead_from_the_embedding_to_the_output(make, dictionary):
     ):
         assert len(states) == len(stack.layers) // stack.modules_per_layer + 1
         assert all(state.shape == output.shape for state in states)
-        last = returned[stack][0] if isinstance(returned[stack], tuple) else returned[stack]
-        normalised = states[-1]
+        last, normalised = returned[stack], states[-1]
         for norm in (getattr(stack.aggregator, "final_norm", None), stack.layer_norm):
             normalised = normalised if norm is None else normalise(norm, normalised, languages)
         if languages is not None and getattr(stack, "language_transform", None) is not None:
