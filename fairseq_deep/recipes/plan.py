@@ -14,7 +14,7 @@ from . import changes, nodes, seeds
 from .model import parse_command
 from .options import EXAMPLES, ROOT, check_extra_flags, flag_of, load_conf, quote
 from .other_runs import check_against, check_start, check_teacher, start_flags
-from .recipe import Recipe
+from .recipe import Recipe, Shared
 from .stages import compute_keys
 from .text.corpus import check_folder
 
@@ -298,7 +298,7 @@ class Plan:
             )
 
 
-def resolve_gpus(options: Recipe) -> None:
+def resolve_gpus(options: Shared) -> None:
     """Divide the visible GPUs among simultaneous runs, unless ``--ngpu`` is given."""
     if options.ngpu == "auto":
         options.ngpu = count_gpus() // options.jobs or min(1, count_gpus())

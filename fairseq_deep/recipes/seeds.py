@@ -14,7 +14,7 @@ from .options import flag_of
 
 if TYPE_CHECKING:
     from .plan import Plan
-    from .recipe import Recipe
+    from .recipe import Shared
 
 
 def parse(text: str) -> list[int]:
@@ -53,7 +53,7 @@ def resolve(plan: Plan) -> list[int]:
     return found
 
 
-def check_launcher(options: Recipe) -> None:
+def check_launcher(options: Shared) -> None:
     """Reject options of the queue of training runs that have no effect or are missing."""
     for name in ("slurm", "slurm_hours"):
         if name in options.given and options.launcher != "slurm":

@@ -26,7 +26,7 @@ from .watch import TRAIN
 
 if TYPE_CHECKING:
     from .compare.systems import System
-    from .recipe import Recipe
+    from .recipe import Shared
 
 EVERY = 30  # interval of progress lines, in seconds
 
@@ -109,7 +109,7 @@ class Trainings:
         failed, running: runs that failed, and runs of which progress is shown
     """
 
-    def __init__(self, engine: Engine, runs: list[Run], args: Recipe, text: str):
+    def __init__(self, engine: Engine, runs: list[Run], args: Shared, text: str):
         self.engine, self.runs, self.args, self.text = engine, runs, args, text
         self.failed: list[Run] = []
         self.running: list[Run] = []

@@ -27,21 +27,16 @@ from fairseq_deep.recipes.options import (
     option,
 )
 from fairseq_deep.recipes.plan import Plan, resolve_gpus
-from fairseq_deep.recipes.recipe import Recipe
+from fairseq_deep.recipes.recipe import Recipe, Shared
 from fairseq_deep.tools.command_lines import flags_of
 
 from . import depth
 
 SIZE = "; auto: as in the size"
-NOT_SHARED = ("against", "arch", "average_updates", "checksums", "corpus", "data_url",
-              "download_max_words", "master", "multilingual", "nnodes", "node_rank", "seed",
-              "stage", "start_from", "stop_stage", "subsets", "task", "temperature",
-              "wait_hours")  # fmt: skip
-"""Options of a recipe that a comparison sets itself, or does not have."""
 
 
 @dataclass
-class Compare(Recipe):
+class Compare(Shared):
     """The options of a comparison.
 
     Attributes, set by `resolve` and `resolve_schedule`:
@@ -88,13 +83,6 @@ class Compare(Recipe):
         self.schedule: list[str] = []
         self.tune_schedule: list[str] = []
 
-    @classmethod
-    def declared(cls) -> dict[str, Any]:
-        """Return the fields by name: first the options of a comparison."""
-        found = {name: each for name, each in super().declared().items() if name not in NOT_SHARED}
-        shared = Recipe.declared()
-        return dict(sorted(found.items(), key=lambda item: item[0] in shared and item[1] is shared[item[0]]))
-
     def run(self, arch: str, folder: str, flags: list[str], **settings: Any) -> Recipe:
         """Return the options of the training runs of a system.
 
@@ -104,7 +92,7 @@ class Compare(Recipe):
             flags: flags of fairseq-train
             settings: other options
         """
-        names = Recipe.declared()
+        names = Shared.declared()
         options = Recipe(**{name: getattr(self, name) for name in names})
         options.given = self.given & names.keys() | {"arch", "conf", "exp", "ngpu"}
         options.extra = list(flags)
