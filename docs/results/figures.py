@@ -49,7 +49,10 @@ CONTRASTS = {
         ("lstm_12_12", "pre_12_12"), ("lstm_6", "pre_6"), ("lstm_3_3", "pre_3_3"), ("lstm_6", "lstm_3_3"),
         ("lstm_12_12", "lstm_6"), ("lstm_6", "pre_12_12"), ("pre_3_3", "pre_6"),
     ],
-    "twelve": [("completep", "lstm"), ("completep", "pre"), ("completep", "dlcl"), ("completep", "ds")],
+    "twelve": [
+        ("completep", "lstm"), ("completep", "pre"), ("completep", "dlcl"), ("completep", "ds"), ("dlcl", "lstm"),
+        ("lstm", "pre"),
+    ],
     "ds-init-one-stack": [("matt_ds_12", "ds_12"), ("matt_ds_12", "matt_ds_encoder_12_clipped")],
 }  # fmt: skip
 """Pairs of systems by record. Differences are of runs with the same seed."""
