@@ -28,8 +28,8 @@ def whole(name):
     """int8 by the way of that name."""
 
     def prepare(linear):
-        steps = 127 if name == int8.NATIVE else int8.torch_kernels().steps
-        chosen, int8.available_kernels = int8.available_kernels, lambda: int8.Int8Kernels((name,), steps)
+        steps = 127 if name == int8.NATIVE else int8.fbgemm_steps()
+        chosen, int8.available_kernels = int8.available_kernels, lambda: (name, steps)
         try:
             return int8.Int8Linear(linear)
         finally:
@@ -42,7 +42,7 @@ WAYS = {
     "fp32 torch": lambda linear: linear,
     "fp32 kernels": PackedLinear,
     "bf16 oneDNN": BfloatLinear,
-    **{f"int8 {name}": whole(name) for name in int8.PRODUCTS},
+    "int8 FBGEMM": whole(int8.FBGEMM),
     "int8 kernels": whole(int8.NATIVE),
 }
 

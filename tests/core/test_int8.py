@@ -15,19 +15,19 @@ from fairseq_deep.core.native import library, load
 from tests.helpers.tensors import case
 
 SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7), (2, 60, 256, 96), (2, 3, 1, 10)]
-NAMES = (*([int8.NATIVE] if load() else []), *(name for name in int8.torch_kernels().names if name in int8.PRODUCTS))
+NAMES = [*([int8.NATIVE] if load() else []), *([int8.FBGEMM] if int8.fbgemm_steps() else [])]
 there = pytest.mark.skipif(not NAMES, reason="this torch has one scale for all rows")
 
 
 def steps_of(name):
-    return 127 if name == int8.NATIVE else int8.torch_kernels().steps
+    return 127 if name == int8.NATIVE else int8.fbgemm_steps()
 
 
 @pytest.fixture
 def fresh(monkeypatch):
     """No compiled kernels, and nothing that was found out before or in the test is kept."""
     monkeypatch.setattr(library, "enabled", False)
-    caches = (int8.torch_kernels, bfloat.has_bfloat)
+    caches = (int8.fbgemm_steps, bfloat.has_bfloat)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -45,7 +45,7 @@ def naive(layer, x, steps):
 
 def forced(layer, name, monkeypatch, steps=None):
     """*layer* in int8 by the way with that *name*."""
-    monkeypatch.setattr(int8, "available_kernels", lambda: int8.Int8Kernels((name,), steps or steps_of(name)))
+    monkeypatch.setattr(int8, "available_kernels", lambda: (name, steps or steps_of(name)))
     return int8.Int8Linear(layer)
 
 
@@ -142,19 +142,19 @@ def test_a_way_that_overflows_or_is_absent_is_not_taken(fresh, monkeypatch):
     def fails(weight, scales, steps):
         raise RuntimeError("unsupported processor")
 
-    original = next(iter(int8.PRODUCTS.values()))
+    original = int8.by_fbgemm
     for make in (overflows, absent, fails):
-        assert not int8._is_right(make, 64, 64, 127)
-    monkeypatch.setattr(int8, "PRODUCTS", {"absent": absent, "overflows": overflows, **int8.PRODUCTS})
-    assert "overflows" not in int8.available_kernels().names and "absent" not in int8.available_kernels().names
+        monkeypatch.setattr(int8, "by_fbgemm", make)
+        assert not int8._is_right(127, 64)
+    assert int8.available_kernels() is None
 
 
 def test_fewer_steps_where_all_of_them_overflow(fresh, monkeypatch):
     right = int8._is_right
-    monkeypatch.setattr(int8, "_is_right", lambda make, n, k, steps: steps == 63 and right(make, n, k, steps))
-    if not int8.available_kernels().names:
+    monkeypatch.setattr(int8, "_is_right", lambda steps: steps == 63 and right(steps))
+    if int8.available_kernels() is None:
         pytest.skip("torch has no int8 product for this machine")
-    assert int8.available_kernels().steps == 63 and "inputs in 7 bits (63 steps)" in describe()
+    assert int8.available_kernels() == (int8.FBGEMM, 63) and "inputs in 7 bits (63 steps)" in describe()
     layer, x = case((3, 5, 16, 33))
     with torch.no_grad():
         y, expected = int8.Int8Linear(layer)(x).double(), naive(layer, x, 63)
@@ -164,7 +164,7 @@ def test_fewer_steps_where_all_of_them_overflow(fresh, monkeypatch):
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_without_products_one_line_says_so(fresh, monkeypatch, caplog, precision):
-    monkeypatch.setattr(int8, "PRODUCTS", {})
+    monkeypatch.setattr(int8, "fbgemm_steps", lambda: None)
     monkeypatch.setattr(linear, "has_bfloat", lambda: False)
     monkeypatch.setattr(machine, "has_bfloat", lambda: False)
     stack = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -178,12 +178,11 @@ def test_without_products_one_line_says_so(fresh, monkeypatch, caplog, precision
             int8.Int8Linear(stack[0])
 
 
-def test_no_kernel_is_wrong_on_a_processor_with_vnni(monkeypatch):
-    """A wrong one is not used, and nothing else would show it. Some processors compute one of them by a loop."""
+def test_all_steps_fit_on_a_processor_with_vnni():
+    """A wrong product is not used, and nothing else would show it."""
     flags = Path("/proc/cpuinfo")
     if not flags.exists() or " avx512_vnni" not in flags.read_text():
         pytest.skip("this processor has no VNNI")
     if any(name in os.environ for name in AVX2) or tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         pytest.skip("held to AVX2, or a torch that may lack a kernel")
-    monkeypatch.setattr(int8, "_is_a_loop", lambda product, weight: False)
-    assert all(int8._is_right(make, 256, 256, int8.INPUT_STEPS[0]) for make in int8.PRODUCTS.values())
+    assert int8.fbgemm_steps() == 127

@@ -15,7 +15,7 @@ from fairseq_deep.core.native.packed import PacksWeight
 from fairseq_deep.errors import UsageError
 
 from .bfloat import BfloatLinear, has_bfloat
-from .int8 import NATIVE, Int8Linear, available_kernels
+from .int8 import Int8Linear, available_kernels
 from .packed import PackedLinear
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def reduce_precision(stack: nn.Module, precision: str) -> int:
     """
     if precision == "fp32":
         return 0
-    kind, exists = (BfloatLinear, has_bfloat()) if precision == "bf16" else (Int8Linear, available_kernels().names)
+    kind, exists = (BfloatLinear, has_bfloat()) if precision == "bf16" else (Int8Linear, available_kernels())
     if not exists:
         logger.warning(f"this machine or this torch does not have fast {precision} products: they stay in fp32")
         return 0
@@ -79,7 +79,7 @@ def decode_in(model: nn.Module, precision: str) -> tuple[int, int, str]:
             f"--decode-precision {precision} requires a CPU and a model in fp32: add --cpu and omit --fp16, or omit it"
         )
     count = reduce_precision(model.decoder, precision)
-    of_encoder = "bf16" if precision == "bf16" or available_kernels().names != (NATIVE,) else "int8"
+    of_encoder = "bf16" if precision == "bf16" or load() is None else "int8"
     # encoder layers of fairseq itself read the attributes of weights
     lowers = hasattr(model.encoder, "stack") and (of_encoder == "int8" or has_bfloat())
     return count, reduce_precision(model.encoder, of_encoder) if lowers else 0, of_encoder
