@@ -44,11 +44,13 @@ class Option(NamedTuple):
         help: text of its flag, without choices and default
         rule: the range of a number, or the accepted strings
         per_stack: it also has a flag for each stack
+        needs: another option and its values with which this one has an effect
     """
 
     help: str
     rule: Range | Collection[str] | None = None
     per_stack: bool = False
+    needs: tuple[str, tuple[Any, ...]] | None = None
 
 
 hints_of = functools.cache(typing.get_type_hints)

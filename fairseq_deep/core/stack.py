@@ -112,8 +112,17 @@ class MethodConfig:
             if option not in known and option != "inner":
                 names = f"choose from {', '.join(known)}" if known else "it has none"
                 raise UsageError(f"unknown option {option} of {self.name}{nearest(option, known)}; {names}")
-        rules = {name: option.rule for name, option in getattr(self.method, "options", {}).items()}
+        declared = getattr(self.method, "options", {})
+        rules = {name: option.rule for name, option in declared.items()}
         check_fields(self.options, self.method.__init__, rules, self.flag)
+        defaults = inspect.signature(self.method.__init__).parameters
+        for name, value in self.options.items():
+            needs = declared[name].needs if name in declared and value != defaults[name].default else None
+            if needs is not None:
+                chosen = self.options.get(needs[0], defaults[needs[0]].default)
+                if chosen not in needs[1]:
+                    fix = f"omit it, or use {' or '.join(map(str, needs[1]))}"
+                    raise UsageError(f"{self.flag(name)} has no effect with {self.flag(needs[0])} {chosen}: {fix}")
 
     def flag(self, option: str) -> str:
         """Return the flag of *option*, for messages."""

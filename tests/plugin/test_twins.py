@@ -61,6 +61,7 @@ def test_a_twin_does_not_resume_with_the_stock_optimizer(small, tmp_path):
 
 
 ARCH = ("--arch", "transformer_dlcl_2l2l_tiny")
+ODE = ("--arch", "transformer_prenorm_2l2l_tiny", "--layer-agg", "ode", "--ode-history", "dlcl")
 STOCK = ("--arch", "transformer_iwslt_de_en")
 
 
@@ -72,6 +73,7 @@ STOCK = ("--arch", "transformer_iwslt_de_en")
     (ARCH, (*ARCH, "--activation-fn", "gelu"), "--activation-fn gelu (checkpoint: relu)"),
     (ARCH, (*ARCH, "--no-scale-embedding"), "--no-scale-embedding set (checkpoint: unset)"),
     ((*ARCH, "--dlcl-window", "1"), ARCH, "--dlcl-window unset (checkpoint: 1)"),
+    (ODE, (*ODE, "--dlcl-window", "1"), "--dlcl-window 1 (checkpoint: unset)"),
     ((*ARCH, "--residual", "completep", "--layer-agg", "residual"), (*ARCH, "--layer-agg", "residual"), "-residual "),
     (STOCK, ("--arch", "deep_transformer_iwslt_de_en", "--dropout", "0.3"), ""),
     (STOCK, ("--arch", "deep_transformer_iwslt_de_en", "--encoder-attention-heads", "8"), "8 (checkpoint: 4)"),

@@ -160,3 +160,13 @@ class Aggregator(nn.Module, Method):
     def finish(self, state: list[Tensor]) -> Tensor:
         """Return the output of the stack (T x B x C), before the final norm; by default the first tensor."""
         return state[0]
+
+
+class LayerOutputs(Aggregator):
+    """Plain stack whose :meth:`finish` reads all layers: the state is y_1 ... y_l, or before layer 1, y_0."""
+
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
+        return state[-1]
+
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
+        return [output] if layer == 0 else state + [output]

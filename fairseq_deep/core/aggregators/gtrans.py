@@ -61,9 +61,6 @@ class GTrans(Aggregator):
         weights = self.fusion.used_weight().detach()
         return {f"group_{number}": weight for number, weight in enumerate(weights.unbind(), 1)}
 
-    def start(self, x: Tensor) -> list[Tensor]:
-        return [x]
-
     def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[-1]
 

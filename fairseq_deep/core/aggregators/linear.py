@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.stack import Stack
 
-from .base import AGGREGATORS, Aggregator
+from .base import AGGREGATORS, LayerOutputs
 
 
 @AGGREGATORS.register("linear")
-class Linear(Aggregator):
-    """Linear aggregation. The state is the list of the outputs y_1 ... y_l; before layer 1, the embedding output.
+class Linear(LayerOutputs):
+    """Linear aggregation.
 
     Args:
         stack: see :class:`Aggregator`
@@ -46,12 +46,6 @@ class Linear(Aggregator):
             nn.init.eye_(self.matrix[:, -self.dim :])
 
     # no matrices(): filling them would undo the start as a plain stack
-
-    def read(self, state: list[Tensor], layer: int) -> Tensor:
-        return state[-1]
-
-    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
-        return [output] if layer == 0 else state + [output]
 
     def finish(self, state: list[Tensor]) -> Tensor:
         if self.num_layers == 0:

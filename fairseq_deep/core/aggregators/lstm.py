@@ -39,13 +39,12 @@ from .lstm_parts import Gates, Hidden
 SHARE = ("none", "gate", "gate-encdec", "all")
 MERGE = ("add", "concat", "two")
 GLU = ("sigmoid", "gelu", "swish", "relu")
+TWO_LAYERS = ("ffn", (2,))
 FORGET_BIAS = 5.0
 """Initial bias of the forget gate's norm: sigmoid(5) = 0.993 of the cell is passed to the next layer."""
 
 
-def _check(
-    ffn: int, hidden: int | None, glu: str, merge: str, share: str, forget_bias: float | None, gated: bool
-) -> None:
+def _check(hidden: int | None, merge: str, share: str, forget_bias: float | None, gated: bool) -> None:
     """Reject options that contradict each other.
 
     Raises:
@@ -53,10 +52,6 @@ def _check(
     """
     if not gated and share not in ("none", "all"):
         raise UsageError(f"--lstm-share {share} is not supported without gates (--layer-agg rnn): use none or all")
-    if ffn == 1 and hidden is not None:
-        raise UsageError("--lstm-hidden is the width of the 2-layer form: omit it, or use --lstm-ffn 2")
-    if ffn == 1 and glu != "sigmoid":
-        raise UsageError("--lstm-glu requires the 2-layer form: omit it, or use --lstm-ffn 2")
     if hidden is not None and (hidden < 2 or hidden % 2):
         raise UsageError(f"--lstm-hidden {hidden} cannot be halved by the GLU: use an even number")
     if not gated and forget_bias is not None:
@@ -113,8 +108,8 @@ class DepthwiseLstm(Aggregator):
     has_gates = True
     options = {
         "ffn": Option("layers of the hidden computation, 1 (GeLU) or 2 (GLU)", Range(1, 2)),
-        "hidden": Option("width of the 2-layer form before the GLU halves it (default: 4 x width)"),
-        "glu": Option("gate function of the GLU", GLU),
+        "hidden": Option("width of the 2-layer form before the GLU halves it (default: 4 x width)", needs=TWO_LAYERS),
+        "glu": Option("gate function of the GLU", GLU, needs=TWO_LAYERS),
         "merge": Option("outputs of a decoder layer's attentions, two are steps", MERGE),
         "share": Option("parameters that layers share (default: gate; RNN: none)", SHARE),
         "forget_bias": Option(f"initial bias of the forget gate (default: {FORGET_BIAS:g})"),
@@ -140,7 +135,7 @@ class DepthwiseLstm(Aggregator):
         super().__init__(stack)
         dim = self.dim
         self.share = share or ("gate" if self.has_gates else "none")
-        _check(ffn, hidden, glu, merge, self.share, forget_bias, self.has_gates)
+        _check(hidden, merge, self.share, forget_bias, self.has_gates)
         self.recompute = stack.recompute
         dropout = stack.dropout if dropout is None else dropout
         forget_bias = FORGET_BIAS if forget_bias is None else forget_bias

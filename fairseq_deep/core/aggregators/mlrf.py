@@ -26,11 +26,10 @@ from torch import Tensor, nn
 from fairseq_deep.core.dropout import dropout_of
 from fairseq_deep.core.fields import Option, Range
 from fairseq_deep.core.keep_fp32 import KeepFp32, widened
-from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 from fairseq_deep.core.xavier import fill_xavier
 
-from .base import AGGREGATORS, Aggregator
+from .base import AGGREGATORS, LayerOutputs
 from .weighted_sum import weighted_sums
 
 KINDS = ("mean", "learned", "ffn", "multi-hop")
@@ -111,10 +110,8 @@ class MultiHop(nn.Module):
 
 
 @AGGREGATORS.register("mlrf")
-class Mlrf(Aggregator):
+class Mlrf(LayerOutputs):
     """Fusion of the encoder's layers; the decoder is the plain stack, without parameters.
-
-    The encoder's state is the list of the outputs y_1 ... y_l, the decoder's state is the last output.
 
     Args:
         stack: see :class:`Aggregator`; its activation dropout acts in "ffn"
@@ -136,10 +133,11 @@ class Mlrf(Aggregator):
     needs_layers = ("encoder",)
     options = {
         "kind": Option("fusion of the encoder's layers", KINDS),
-        "weights": Option("weights of learned (default: softmax)", WEIGHTS),
-        "hidden": Option("inner width of ffn (default: 4 x width) or multi-hop (default: width)", Range(1)),
-        "hops": Option("number of hops of multi-hop (default: 4)", Range(1)),
-    }
+        "weights": Option("weights of learned (default: softmax)", WEIGHTS, needs=("kind", ("learned",))),
+        "hidden": Option("inner width of ffn (default: 4 x width) or multi-hop (default: width)", Range(1),
+                         needs=("kind", ("ffn", "multi-hop"))),
+        "hops": Option("number of hops of multi-hop (default: 4)", Range(1), needs=("kind", ("multi-hop",))),
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -150,7 +148,6 @@ class Mlrf(Aggregator):
         hops: int | None = None,
     ):
         super().__init__(stack)
-        _check_options(kind, weights, hidden, hops)
         fuses = stack.side == "encoder"
         self.fusion = _fusion(stack, kind, weights, hidden, hops) if fuses else None
         norms = self.num_layers if fuses and self.pre_norm else 0
@@ -170,17 +167,9 @@ class Mlrf(Aggregator):
         weights = self.fusion.used_weight().detach()
         return {f"layer_{number}": weight for number, weight in enumerate(weights.unbind(), 1)}
 
-    def read(self, state: list[Tensor], layer: int) -> Tensor:
-        return state[-1]
-
-    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
-        if layer == 0 or self.fusion is None:
-            return [output]
-        return state + [output]
-
     def finish(self, state: list[Tensor]) -> Tensor:
         if self.fusion is None:
-            return state[0]
+            return state[-1]
         outputs = [norm(output) for norm, output in zip(self.layer_norms, state)] if self.layer_norms else state
         x = self.fusion(outputs)
         if self.final_norm is not None:
@@ -199,21 +188,3 @@ def _fusion(
     if kind == "ffn":
         return JoinedLayers(stack.layers, stack.dim, hidden or 4 * stack.dim, stack.activation_dropout)
     return MultiHop(stack.dim, hidden or stack.dim, hops or 4)
-
-
-def _check_options(kind: str, weights: str | None, hidden: int | None, hops: int | None) -> None:
-    """Reject options that do not apply to *kind*.
-
-    Raises:
-        UsageError: an option does not apply
-    """
-    options = (
-        ("weights", weights, ("learned",)),
-        ("hidden", hidden, ("ffn", "multi-hop")),
-        ("hops", hops, ("multi-hop",)),
-    )
-    for option, value, kinds in options:
-        if value is not None and kind not in kinds:
-            raise UsageError(
-                f"--mlrf-{option} has no effect with --mlrf-kind {kind}: omit it, or use {' or '.join(kinds)}"
-            )

@@ -55,18 +55,8 @@ HISTORIES = ("residual", "dlcl")
 
 
 def evaluations(method: str = "rk2", order: int | None = None) -> int:
-    """Return the number of evaluations per layer.
-
-    Raises:
-        UsageError: the method does not support *order*
-    """
-    if method != "ema":
-        if order is not None:
-            raise UsageError(
-                f"--ode-order requires --ode-method ema, {method} has a fixed order: omit it, or use rk2, rk3 or rk4"
-            )
-        return int(method[2])
-    return 2 if order is None else order
+    """Return the number of evaluations per layer; *order* is for ema."""
+    return order or 2 if method == "ema" else int(method[2])
 
 
 def _rows(count: int, identity: bool) -> tuple[list[list[float]], list[list[float]]]:
@@ -139,10 +129,11 @@ class Ode(KeepFp32, Aggregator):
     encoder_only = True
     options = {
         "method": Option("weighting of evaluations", METHODS),
-        "order": Option("evaluations of a layer with --ode-method ema, 1 to 4 (default: 2)", Range(1, len(POINTS))),
+        "order": Option("evaluations of a layer with --ode-method ema, 1 to 4 (default: 2)", Range(1, len(POINTS)),
+                        needs=("method", ("ema",))),
         "history": Option("connections between layers", HISTORIES),
         "identity": Option("F(x) = layer(x), as in the released code; with --ode-history dlcl"),
-    }
+    }  # fmt: skip
 
     def __init__(
         self,

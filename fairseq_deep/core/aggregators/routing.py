@@ -41,7 +41,7 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, Stack
 from fairseq_deep.core.xavier import fill_xavier
 
-from .base import AGGREGATORS, Aggregator
+from .base import AGGREGATORS, LayerOutputs
 
 
 class Votes(nn.Module):
@@ -152,8 +152,8 @@ ROUTINGS = {"dynamic": DynamicRouting, "em": EmRouting}
 
 
 @AGGREGATORS.register("routing")
-class Routing(Aggregator):
-    """Aggregation of a stack's layers by routing. The state is the list of the outputs y_1 ... y_l.
+class Routing(LayerOutputs):
+    """Aggregation of a stack's layers by routing.
 
     Args:
         stack: see :class:`Aggregator`; its dropouts act in the FFN of each map
@@ -216,12 +216,6 @@ class Routing(Aggregator):
 
     def compiled(self) -> list[nn.Module]:
         return [*self.maps, self.routing]
-
-    def read(self, state: list[Tensor], layer: int) -> Tensor:
-        return state[-1]
-
-    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
-        return [output] if layer == 0 else state + [output]
 
     def finish(self, state: list[Tensor]) -> Tensor:
         if self.training and self.recompute:
