@@ -1,4 +1,4 @@
-"""Dropout of multi-head attention; its equations, with all options, are proven in ``test_whole_models.py``."""
+"""Multi-head attention: dropout, weights; its equations, with all options, are proven in ``test_whole_models.py``."""
 
 import pytest
 import torch
@@ -32,3 +32,12 @@ def test_training_rounds_alike_with_and_without_gradients():
         with torch.set_grad_enabled(wanted):
             found.append(attention(x, causal=True)[0])
     assert torch.equal(*found)
+
+
+def test_causal_weights_are_of_no_later_position():
+    """Models ask for those of the attention to the source alone."""
+    attention, x = MultiheadAttention(Stack(1, 16, heads=2)).eval(), torch.randn(5, 3, 16)
+    (output, weights), expected = attention(x, causal=True, need_weights=True), attention(x, causal=True)[0]
+    torch.testing.assert_close(output, expected)
+    assert not weights.triu(1).any()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 5))

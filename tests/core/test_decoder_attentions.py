@@ -68,8 +68,9 @@ def test_padding_is_not_counted_in_steps(kind, grad, build, dictionary):
         encoder_out = model.encoder(source, lengths)
         full = model.decoder(target, encoder_out=encoder_out)[0]
         for step, last in enumerate(steps(model, encoder_out, target)):
-            words = target[:, step].ne(PAD)
-            torch.testing.assert_close(last[words], full[words, step], **NEAR)
+            words, exact = target[:, step].ne(PAD), kind in ("average", "ssru", "luna")  # softmax is of fp32 in steps
+            near = {"rtol": 1e-7, "atol": 1e-9} if exact else NEAR
+            torch.testing.assert_close(last[words], full[words, step], **near)
 
 
 @pytest.mark.parametrize("kind, stack", [*SHALLOW, ("luna", "postnorm")])
