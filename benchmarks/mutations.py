@@ -25,15 +25,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
-    "core/aggregators": "aggregators aggregator_states dlcl running_sums aggregation lstm ode mlrf routing bare "
-    "attention_residual hyper_connections mudd gtrans depth_record layer_drop "
-    "plain_pytorch toy_methods memories inits dropout half_precision whole_models golden methods",
-    "core/attention": "attention beams average ssru masks luna layer_options alignment decoding decoder_attentions "
+    "core/aggregators": "aggregators half_precision dlcl running_sums aggregation lstm ode routing bare "
+    "hyper_connections depth_record layer_drop plain_pytorch toy_methods memories inits snapshots dropout "
+    "whole_models golden methods",
+    "core/attention": "attention beams masks layer_options alignment decoding decoder_attentions languages "
     "golden generator steps whole_models methods",
     "core/search": "hypotheses generator",
     "core/decoding": "int8 native decoding steps",
     "runtime/packaged": "packaged records package check",
-    "core/inits": "inits admin golden residuals whole_models",
+    "core/inits": "inits admin golden residuals snapshots whole_models",
 }
 """The test files of each package, those about it first: the first failure ends a run."""
 SAME = re.compile(r"_(Eq_Is|NotEq_IsNot|Is_Eq|IsNot_NotEq)$")
