@@ -37,6 +37,12 @@ def archive(path, *members, mode="w:gz"):
     return path
 
 
+def write_dictionaries(folder, *languages):
+    """As large as those of STOCK."""
+    for language in languages:
+        (folder / f"dict.{language}.txt").write_text("".join(f"{letter} 1\n" for letter in "abcdefgh"))
+
+
 def everything(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 

@@ -20,7 +20,7 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import OmegaConf
 
 from tests.helpers.commands import refusal, run
-from tests.helpers.hostile import Call, archive, member
+from tests.helpers.hostile import Call, archive, member, write_dictionaries
 from tests.helpers.paths import STOCK
 
 
@@ -171,27 +171,20 @@ def test_booleans_of_a_checkpoint_need_not_be_text():
     assert eval_bool(None, default=True) is True
 
 
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("letters")
-    for side in ("en", "de"):
-        (folder / f"dict.{side}.txt").write_text("".join(f"{letter} 1\n" for letter in "abcdefgh"))
-    return folder
-
-
 def interactive(data, checkpoint):
+    write_dictionaries(data, "en", "de")
     command = ["fairseq-interactive", data, "--path", checkpoint, "--cpu", "--beam", "2", "-s", "en", "-t", "de"]
     return run(*command, stdin="a b c\n", check=False)
 
 
-def test_a_command_translates_with_the_checkpoint_of_stock_fairseq(letters):
-    done = interactive(letters, STOCK)
+def test_a_command_translates_with_the_checkpoint_of_stock_fairseq(tmp_path):
+    done = interactive(tmp_path, STOCK)
     _, score, words = next(line for line in done.stdout.splitlines() if line.startswith("H-0")).split("\t")
     assert words == "g g" and float(score) == pytest.approx(-2.48105216, abs=1e-4)  # as stock fairseq itself gives
 
 
 @pytest.mark.parametrize("kind", ["call", "option"])
-def test_a_command_stops_at_a_planted_checkpoint(kind, letters, tmp_path):
+def test_a_command_stops_at_a_planted_checkpoint(kind, tmp_path):
     """With a call in its pickle, or code in an option that stock fairseq evaluates."""
     path = tmp_path / "planted.pt"
     state = planted(path)
@@ -201,7 +194,7 @@ def test_a_command_stops_at_a_planted_checkpoint(kind, letters, tmp_path):
         options = {"arch": "fconv", "_name": "fconv", "encoder_layers": code, "encoder_embed_path": None}
         vars(state["cfg"]["model"]).update(options)
     torch.save(state, path)
-    done = interactive(letters, path)
+    done = interactive(tmp_path, path)
     assert done.returncode == 1 and not (tmp_path / "ran").exists()
     if kind == "option":
         assert "not an expression of numbers" in done.stderr

@@ -1,4 +1,7 @@
-"""A model of plain structure is fairseq's own transformer: keys, outputs, gradients, dropout, checkpoints."""
+"""A model of plain structure is fairseq's own transformer: keys, outputs, dropout, checkpoints.
+
+Gradients are those of the equations: ``tests/core/test_whole_models.py``.
+"""
 
 import argparse
 
@@ -10,9 +13,6 @@ from fairseq_deep.plugin.architectures import ARCHITECTURES
 from tests.helpers.flags import parse
 from tests.helpers.methods import structure
 from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
-
-# unused copies in the encoder layers of fairseq 0.12.2
-DUPLICATES = {f"{matrix}_{part}" for matrix in ("in_proj", "out_proj", "fc1", "fc2") for part in ("weight", "bias")}
 
 
 @pytest.fixture(params=["prenorm", "postnorm"])
@@ -154,7 +154,7 @@ PAIRS = [*((name, {}) for name in PLAIN), *((f"transformer_{norm}_2l2l_tiny", {"
 
 @pytest.mark.parametrize("name, flags", PAIRS, ids=str)
 def test_what_differs_in_its_start_alone_loads_into_fairseqs_transformer(name, flags, build, dictionary, monkeypatch):
-    """Strictly; then scores and all gradients are the same, up to what an attention in fp32 rounds."""
+    """Strictly; then scores are the same, up to what an attention in fp32 rounds."""
     monkeypatch.setattr(utils, "softmax", lambda x, dim, onnx_trace=False: torch.softmax(x, dim))  # not in fp32
     row, model = ARCHITECTURES[name], build(name, **flags).double().train()
     depths = {"encoder_layers": row.encoder_layers, "decoder_layers": row.decoder_layers}
@@ -165,14 +165,6 @@ def test_what_differs_in_its_start_alone_loads_into_fairseqs_transformer(name, f
     words = batch[2].ne(dictionary.pad())
     scores = [each(*batch)[0][words] for each in (model, stock)]
     torch.testing.assert_close(*scores, rtol=1e-5, atol=1e-6)
-    for each in scores:
-        each.square().sum().backward()
-    ours, theirs = ({key: weight.grad for key, weight in each.named_parameters()} for each in (model, stock))
-    assert {key for key in theirs if key.rsplit(".", 1)[-1] not in DUPLICATES} == ours.keys() and len(ours) > 50
-    total = torch.stack([theirs[key].norm() for key in ours]).norm()
-    for key, gradient in ours.items():
-        near = 1e-4 * theirs[key].norm() + 1e-8 * total  # that of a key bias is rounding only
-        assert (gradient - theirs[key]).norm() < near, key
 
 
 @pytest.mark.parametrize("name", PLAIN)
