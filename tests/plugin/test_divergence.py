@@ -36,9 +36,7 @@ def test_a_learning_rate_that_is_far_too_high(small, tmp_path):
 @pytest.mark.parametrize("name, value, backward, place", [
     ("encoder.layers.1.fc1", math.nan, False, "first the output of encoder.layers.1.fc1"),
     ("decoder.layers.0.self_attn", math.inf, False, "first the output of decoder.layers.0.self_attn"),
-    ("decoder.output_projection", math.nan, False, "first the output of decoder.output_projection"),
     ("encoder.layers.0.fc2", math.inf, True, "first the gradient of the output of encoder.layers.0.fc"),
-    ("decoder.layers.1.encoder_attn", math.nan, True, "first the gradient of the output of "),
 ])  # fmt: skip
 def test_the_module_where_it_began_is_named(small, tmp_path, name, value, backward, place):
     poison = (name, value, [3], backward)

@@ -5,8 +5,6 @@ import importlib.util
 import json
 import re
 
-import pytest
-
 from fairseq_deep.core import layer_options
 from fairseq_deep.core.description import AXES
 from tests.helpers.paths import ROOT
@@ -53,9 +51,3 @@ def test_the_picture_is_of_these_methods():
     shown = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", picture))
     for name, method in METHODS.items():
         assert all(word in shown for word in re.split(r"[ -]", method.get("label", name))), name
-
-
-def test_the_script_draws_the_picture():
-    pytest.importorskip("matplotlib")
-    boxes = [patch for patch in lineage.draw(RECORD).axes[0].patches if type(patch).__name__ == "FancyBboxPatch"]
-    assert len(boxes) == len(METHODS)
