@@ -169,17 +169,12 @@ def test_a_command_is_refused_in_one_line(before, command, said, place, capsys):
     refuse(shlex.split(command), said, place, capsys)
 
 
-ABSENT = [
-    ("matplotlib.figure", f"diagnose run/data-bin --arch {POST} --plot a.png", "pip install matplotlib"),
-]
-
-
-@pytest.mark.parametrize("module, command, part", ABSENT, ids=[row[0] for row in ABSENT])
-def test_a_missing_package_is_named(module, command, part, place, capsys, monkeypatch):
+def test_a_missing_package_is_named(place, capsys, monkeypatch):
     monkeypatch.setattr("fairseq_deep.tools.measuring._batch", lambda *_: pytest.fail("measured before"))
-    for name in [module, *(name for name in sys.modules if name.startswith(f"{module}."))]:
+    for name in ["matplotlib.figure", *(name for name in sys.modules if name.startswith("matplotlib.figure."))]:
         monkeypatch.setitem(sys.modules, name, None)
-    refuse(shlex.split(command), f"...{part}...", place, capsys)
+    words = ["diagnose", "run/data-bin", "--arch", POST, "--plot", "a.png"]
+    refuse(words, "...pip install matplotlib...", place, capsys)
 
 
 RUN = ["run/averaged.pt", "run/data-bin/dict.en.txt", "run/text/bpe/code", "run/train.jsonl"]

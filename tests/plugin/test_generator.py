@@ -21,19 +21,13 @@ from fairseq_deep.core.search.choices import draw
 from fairseq_deep.plugin.generator import AlignedGenerator, Generator
 from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
 from tests.helpers.generation import assert_same, make_sample, prepare, strengthen
+from tests.helpers.methods import METHODS, OPTIONS
 from tests.helpers.models import fairseq_transformer, tiny_flags
 
 LENGTHS = (7, 3, 5, 2, 6, 7, 1)
-METHODS = {
-    "plain": {},
-    "relative": {"relative_positions": 3},
-    "dlcl": {"layer_agg": "dlcl"},
-    "lstm": {"name": "transformer_lstm_6l"},
-    "average": {"decoder_attn": "average"},
-    "merged": {"decoder_attn": "merged"},
-    "layerwise": {"decoder_memory": "layerwise"},
-    "luna": {"encoder_attn": "luna", "decoder_attn": "luna"},
-}
+CASES = ["layer_agg-residual", "layer_agg-dlcl", "layer_agg-lstm", "decoder_attn-average", "decoder_attn-merged",
+         "decoder_attn-luna", "decoder_memory-layerwise",
+         "prenorm relative_positions=2 relative_values=True"]  # fmt: skip
 # (settings of the generator, what generate() is given)
 SETTINGS = {
     "plain": ({}, {}),
@@ -151,11 +145,12 @@ def test_alignments_are_those_of_fairseqs_transformer(how, full_context, lively,
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("method", METHODS)
-def test_hypotheses_are_fairseqs_with_every_method(method, kernels, lively, dictionary, monkeypatch):
+@pytest.mark.parametrize("case", CASES)
+def test_hypotheses_are_fairseqs_with_every_method(case, kernels, lively, dictionary, monkeypatch):
     """Also without C++ kernels, and where the beam is so large that each hypothesis has keys of its own."""
     monkeypatch.setattr(library, "enabled", kernels)
-    model = lively(**METHODS[method])
+    name, flags = {**METHODS, **OPTIONS}[case]
+    model = lively(name=name, **flags)
     compare(model, dictionary)
     model.decoder.beam_state.largest_beam = 2
     compare(model, dictionary)
