@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import dataclasses
 import os
-import random
 import re
 import shutil
 import socket
@@ -33,7 +32,7 @@ from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
 
 import fairseq_deep  # noqa: F401 (registers its task)
-from tests.helpers.commands import binarise, run, train_command, write_pairs
+from tests.helpers.commands import run, train_command
 from tests.helpers.hostile import HOSTILE, archive, checkpoint, everything, member, write_dictionaries
 from tests.helpers.paths import STOCK
 
@@ -100,18 +99,15 @@ def test_fasta_is_indexed_as_it_is_read(tmp_path):
 
 
 @pytest.fixture
-def hostile_folder(tmp_path):
+def hostile_folder(small, tmp_path):
     """A data folder whose second language has a command for a name."""
-    (tmp_path / "hostile").mkdir()
-    write_pairs(tmp_path / "hostile/train", 40, random.Random(1))
-    data, evil = binarise(tmp_path / "hostile", ["train"]), "tgt$(touch MARK)"
-    for split in ("train", "valid", "test"):
+    data, evil = shutil.copytree(small, tmp_path / "hostile"), "tgt$(touch MARK)"
+    for split in ("train", "valid"):
         for kind in ("idx", "bin"):
-            (data / f"{split}.src-{evil}.src.{kind}").write_bytes((data / f"train.src-tgt.src.{kind}").read_bytes())
+            (data / f"{split}.src-tgt.src.{kind}").rename(data / f"{split}.src-{evil}.src.{kind}")
+            (data / f"{split}.src-tgt.tgt.{kind}").unlink()
         (data / f"{split}.src-{evil}.{evil}.fasta").write_text(">a\n123\n>b\n45\n")
     write_dictionaries(data, "src", evil)
-    for path in data.glob("train.src-tgt.*"):
-        path.unlink()
     return data
 
 
