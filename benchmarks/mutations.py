@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
-    "core/aggregators": "aggregators half_precision dlcl running_sums aggregation lstm ode routing bare "
+    "core/aggregators": "aggregators half_precision dlcl running_sums lstm ode routing bare "
     "hyper_connections depth_record layer_drop plain_pytorch toy_methods memories inits snapshots dropout "
     "whole_models golden methods",
     "core/attention": "attention beams masks layer_options alignment decoding decoder_attentions languages "

@@ -73,8 +73,6 @@ def test_alignments_are_the_weights_of_the_supervised_layer_and_heads(kind, buil
     found = model.decoder(target, encoded)[1]["attn"][0]
     hook.remove()
     torch.testing.assert_close(found, captured[0][0])
-    torch.testing.assert_close(found.sum(-1), torch.ones_like(found[..., 0]))
-    assert found.masked_select(source.eq(dictionary.pad()).unsqueeze(1)).eq(0).all()
     both = model.decoder(target, encoded, alignment_layer=2, alignment_heads=2)[1]["attn"][0]
     torch.testing.assert_close(both, captured[0].mean(0))
     assert not torch.allclose(model.decoder(target, encoded, alignment_layer=5)[1]["attn"][0], found)

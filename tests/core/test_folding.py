@@ -1,4 +1,4 @@
-"""Constant factors of residual connections, folded into the weights (core/folding.py)."""
+"""Weights of connections, folded into those of plain layers: constant factors, and weights of post-norm streams."""
 
 import pytest
 import torch
@@ -6,11 +6,46 @@ import torch
 from fairseq_deep.core.folding import fold
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.residuals import RESIDUALS
-from tests.helpers.models import TINY
+from fairseq_deep.core.stream_folding import fold_streams
+from tests.helpers.models import POSTNORM, TINY
 from tests.helpers.residuals import FORMS, PLACED, flags_of, scores
 from tests.helpers.tensors import shake
 
 FOLDABLE = [(form, norm) for form, norm in PLACED if RESIDUALS.get(FORMS[form][0]).foldable]
+GROWING = [(form, norm) for form, norm in FOLDABLE if form.startswith(("br", "pr"))]
+METHODS = {"deepnet": {"deep_init": "deepnet"}, "admin": {"deep_init": "admin", "admin_start": "n"}}
+PLACES = {
+    "a norm of the embeddings": {"layernorm_embedding": True},
+    "learned positions": {"encoder_learned_pos": True, "decoder_learned_pos": True},
+    "positions that are stored": {},
+    "no positions": {"no_token_positional_embeddings": True},
+}
+STORED = "positions that are stored"
+# a plain architecture, its flags, and those of the method
+CASES = {f"{norm}-norm {form}": (TINY[norm], {}, flags_of(form)) for form, norm in FOLDABLE}
+CASES |= {f"{method}, {place}": (POSTNORM, flags, METHODS[method])
+          for method in METHODS for place, flags in PLACES.items()}  # fmt: skip
+DEPTHS = {"encoder_layers": 3, "decoder_layers": 2, "max_source_positions": 32, "max_target_positions": 32}
+
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
+
+def made(build, name=POSTNORM, **flags):
+    """A model in double precision whose weights differ from all initial values."""
+    model = shake(build(name, **DEPTHS, **flags), 0.3).eval().double()
+    model.set_num_updates(100)
+    for layer in [*model.encoder.layers, *model.decoder.layers]:
+        for parameter in layer.residual.parameters():
+            parameter.uniform_(0.5, 3.0)
+    return model
+
+
+def values(model):
+    return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+def changed(model, before):
+    return {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
 
 
 def test_the_methods_with_constant_factors_are_foldable():
@@ -19,33 +54,55 @@ def test_the_methods_with_constant_factors_are_foldable():
     assert RESIDUALS.get("plain").foldable
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("form, norm", FOLDABLE)
-def test_a_plain_model_with_the_folded_weights_gives_the_same_scores(form, norm, build, batch):
-    depths = {"encoder_layers": 3, "decoder_layers": 2}
-    model = shake(build(TINY[norm], **depths, **flags_of(form)), 0.3).eval()
-    model.set_num_updates(100)
-    before, expected = {key: value.clone() for key, value in model.state_dict().items()}, scores(model, batch)
-    fold(model)
-    plain = build(TINY[norm], **depths).eval()
+@pytest.mark.parametrize("case", CASES)
+def test_a_plain_model_with_the_folded_weights_gives_the_same_scores(case, build, batch):
+    name, flags, method = CASES[case]
+    model, streams = made(build, name, **flags, **method), "deep_init" in method
+    before, expected = values(model), scores(model, batch)
+    run = (lambda: fold_streams(model, STORED in case)) if streams else lambda: fold(model)
+    assert run() == ({"encoder", "decoder"} if streams else None)
+    found = changed(model, before)
+    if streams:
+        assert "decoder.output_projection.weight" not in found
+    else:
+        grows = case.endswith(("branchnorm", "prores"))  # to plain connections
+        assert bool(found) != grows and all(".layers." in key for key in found)
+    plain = build(name, **DEPTHS, **flags).eval().double()
     plain.load_state_dict(model.state_dict())
-    torch.testing.assert_close(scores(plain, batch), expected, rtol=1e-5, atol=1e-5)
-    after = model.state_dict()
-    changed = {key for key in after if not torch.equal(after[key], before[key])}
-    grows = form in ("branchnorm", "prores")  # to plain connections
-    assert bool(changed) != grows and all(".layers." in key for key in changed)
-    if not grows:
-        plain.load_state_dict({key: before[key] for key in after})
-        assert (scores(plain, batch) - expected).abs().max() > 1e-3
-    fold(model)
-    assert all(torch.equal(value, after[key]) for key, value in model.state_dict().items()), "nothing is folded twice"
+    if STORED in case:
+        for side in ("encoder", "decoder"):
+            getattr(plain, side).embed_positions.weights = getattr(model, side).embed_positions.weights
+    for each in (model, plain):
+        torch.testing.assert_close(scores(each, batch), expected, rtol=0, atol=2e-6)
+    before = values(model)
+    assert not run() and not changed(model, before), "nothing is folded twice"
 
 
-@pytest.mark.parametrize("form, norm", [(form, norm) for form, norm in FOLDABLE if form.startswith(("br", "pr"))])
+@pytest.mark.parametrize("form, norm", GROWING)
 def test_a_growing_branch_is_not_folded(form, norm, build):
     model = build(TINY[norm], **flags_of(form))
     model.set_num_updates(8)  # of 10 in the last layers
-    before = {key: value.clone() for key, value in model.state_dict().items()}
+    before = values(model)
     with pytest.raises(UsageError, match=r"layer \d of the encoder is at 0.9 of its size\): use a checkpoint of u"):
         fold(model)
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert not changed(model, before)
+
+
+def test_above_fixed_positions_a_number_is_divided_out(build, batch):
+    """The first norm of each stack then differs by its eps, and the embeddings stay as they are."""
+    model = made(build, **METHODS["deepnet"], share_all_embeddings=True)
+    expected, table = scores(model, batch), model.encoder.embed_tokens
+    assert fold_streams(model) == {"encoder", "decoder"}
+    assert model.encoder.embed_tokens is table
+    assert 0 < (scores(model, batch) - expected).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("problem", ["by feature", "are 0 or not finite"])
+def test_what_cannot_be_folded_is_refused_and_stays(problem, build, batch):
+    model = made(build, **METHODS["admin"])
+    if problem == "are 0 or not finite":
+        model.decoder.layers[1].residual.weight[2, 3] = 0.0
+    expected = scores(model, batch)
+    with pytest.raises(UsageError, match=problem):
+        fold_streams(model, tables=problem != "by feature")
+    assert torch.equal(scores(model, batch), expected)

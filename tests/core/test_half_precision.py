@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
+from fairseq_deep.core.aggregators.node import Node
 from fairseq_deep.core.stack import Stack
 from tests.helpers.aggregators import make, read_path, run
 from tests.helpers.tensors import saved_bytes, shake
@@ -53,6 +54,16 @@ def test_sums_are_as_exact_as_their_inputs(case, size, dtype, learns):
     assert found[fits].isfinite().all() and fits.double().mean() > 0.3
     error = (found.double() - wanted)[fits].abs() / (wanted[fits].abs() * torch.finfo(dtype).eps + 1e-9)
     assert error.quantile(0.9) < limit
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_node_of_an_aggregation_rounds_the_sum_once(dtype):
+    """Nine inputs: the norm reads their exact sum, rounded once to the dtype."""
+    node = Node(Stack(9, C), 9)
+    torch.nn.init.zeros_(node.fc2.weight)
+    node.to(dtype)
+    inputs = [torch.randn(T, B, C).to(dtype) for _ in range(9)]
+    assert torch.equal(node(inputs), node.layer_norm(sum(u.double() for u in inputs).to(dtype)))
 
 
 # --- states ---

@@ -1,4 +1,4 @@
-"""The ODE Transformer: order of accuracy, the decoder's part, checks.
+"""The ODE Transformer: order of accuracy, the decoder's part.
 
 Its equations are proven in ``test_aggregators.py``.
 """
@@ -8,7 +8,6 @@ import torch
 
 from fairseq_deep.core.aggregators.dlcl import Dlcl
 from fairseq_deep.core.aggregators.ode import Ode
-from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import MethodConfig, Stack
 from tests.helpers.aggregators import run
 
@@ -46,17 +45,3 @@ def test_a_decoder_evaluates_once_and_is_its_history(name):
     decoder = Ode(Stack(L, C, side="decoder"), **options_of(name), identity=evaluations > 1, inner=inner)
     assert decoder.num_evaluations == Ode.layout("decoder", options_of(name)).num_evaluations == 1
     assert {key.partition(".")[0] for key in decoder.state_dict()} == {"inner"} and decoder.inner.window == 2
-
-
-def test_the_check_comes_before_a_model_is_built(monkeypatch):
-    """``check`` refuses what the constructor refuses, and asks the inner aggregator."""
-    inner = MethodConfig("dlcl", Dlcl)
-    stack = Stack(L, C, False, aggregator=MethodConfig("ode", Ode))
-    wrong = {"history": "dlcl", "identity": True, "inner": inner}
-    for refuse in (lambda: Ode.check(stack, stack, wrong), lambda: Ode(stack, **wrong)):
-        with pytest.raises(UsageError, match="pre-norm"):
-            refuse()
-    asked = []
-    monkeypatch.setattr(Dlcl, "check", lambda *args: asked.append(args))
-    Ode.check(stack, stack, {"history": "dlcl", "inner": inner})
-    assert asked == [(stack, stack, inner.options)], "the inner aggregator says what it cannot do, too"

@@ -2,6 +2,7 @@
 
 import torch
 
+from .naive_attention import sigmoid
 from .naive_dlcl import layer_norm
 
 
@@ -38,9 +39,6 @@ def gru(x, h, weight_ih, weight_hh, bias_ih, bias_hh):
     def part(weight, bias, vector, index):
         rows = range(index * size, (index + 1) * size)
         return torch.stack([sum(weight[row] * vector) + bias[row] for row in rows])
-
-    def sigmoid(y):
-        return 1 / (1 + torch.exp(-y))
 
     reset = sigmoid(part(weight_ih, bias_ih, x, 0) + part(weight_hh, bias_hh, h, 0))
     update = sigmoid(part(weight_ih, bias_ih, x, 1) + part(weight_hh, bias_hh, h, 1))

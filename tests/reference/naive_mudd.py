@@ -2,9 +2,7 @@
 
 import torch
 
-
-def gelu(x):
-    return x * (1 + torch.erf(x / 2**0.5)) / 2
+from .naive_lstm import gelu
 
 
 def mudd(y_0, layers, parameters, eps=1e-6):
