@@ -1,7 +1,7 @@
-"""Masks that are made once per forward pass, and without reading values of the batch: against slow forms, by count.
+"""Masks that are made once per forward pass: their additive form, and which are not needed.
 
-That attention computes the same with a mask and its additive form is in ``test_attention.py``; that a device is asked
-for nothing, in ``test_device.py``.
+Models with masks of all kinds are in ``test_whole_models.py``; that a device is asked for nothing, in
+``test_device.py``.
 """
 
 import types
@@ -9,22 +9,16 @@ import types
 import pytest
 import torch
 
-from fairseq_deep.core import encoder
 from fairseq_deep.core.attention import MultiheadAttention, masks
 from fairseq_deep.core.stack import Stack
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.decoder_attention import LUNA
-from tests.helpers.methods import structure
 from tests.helpers.models import make_batch, task_of, tiny_flags
-from tests.helpers.tensors import DOUBLE, randomise
+from tests.helpers.tensors import randomise
 
 T, B, C, H = 6, 3, 10, 2
 ATTENTIONS = ("self", "average", "merged", "merged-self", "merged-average", "ssru")
-STRUCTURES = {structure(row): row.name for row in ARCHITECTURES.values()}.values()
-# what connects layers has no masks: one structure of each kind by default, all at night
-USUAL = ("transformer_lstm_two_6l", "transformer_dlcl_12l1l", "transformer_luna_6l", "transformer_modern_20l")
-assert {*USUAL} <= {*STRUCTURES}
 
 
 def padded(left=0, right=0):
@@ -32,47 +26,6 @@ def padded(left=0, right=0):
     mask[1, :left] = True
     mask[2, T - right :] = True
     return mask
-
-
-@pytest.fixture
-def never_asks(monkeypatch):
-    """As on a GPU or under torch.compile, where masks are made without a look at the batch."""
-    for module in (encoder, masks):
-        monkeypatch.setattr(module, "is_sync_free", lambda x: False)
-
-
-def results(model, batch, full_context):
-    """Outputs for words, and every gradient of them."""
-    model.zero_grad()
-    torch.manual_seed(3)  # a few methods have dropout of their own
-    encoded, words = model.encoder(*batch[:2]), batch[2].ne(model.decoder.padding_idx)
-    output = model.decoder(batch[2], encoded, full_context_alignment=full_context)[0][words]
-    (output * torch.randn(output.shape, generator=torch.Generator().manual_seed(5), **DOUBLE)).sum().backward()
-    return [output, *(p.grad for p in model.parameters() if p.grad is not None)]
-
-
-RELATIVE = {"relative_positions": 2, "relative_values": True}
-CASES = [pytest.param(name, {}, False, marks=[] if name in USUAL else [pytest.mark.nightly]) for name in STRUCTURES]
-CASES += [("transformer_prenorm_6l", {"decoder_attn": name}, False) for name in ATTENTIONS]
-CASES += [("transformer_prenorm_6l", {"decoder_attn": name}, True) for name in ATTENTIONS if name != "ssru"]
-CASES += [("transformer_prenorm_6l", {"decoder_attn": name, **RELATIVE}, False) for name in ("self", "merged-self")]
-
-
-@pytest.mark.parametrize("name, flags, full_context", CASES, ids=str)
-def test_a_model_that_never_asks_computes_the_same(name, flags, full_context, request, build, dictionary):
-    """In fp64, with every gradient; sources padded, targets padded on the right, on the left, or not at all."""
-    model = randomise(build(name, encoder_layers=2, decoder_layers=2, **flags).double()).train()
-    source, lengths, target = make_batch(dictionary)
-    left = torch.stack([torch.cat([row[row.eq(1)], row[row.ne(1)]]) for row in target])
-    batches = {"right": (source, lengths, target), "full": make_batch(dictionary, (4, 4), (5, 5)),
-               "left": (source, lengths, left)}  # fmt: skip
-    expected = {kind: results(model, batch, full_context) for kind, batch in batches.items()}
-    torch.testing.assert_close(expected["left"], expected["right"], rtol=1e-5, atol=1e-8)
-    request.getfixturevalue("never_asks")
-    for kind, batch in batches.items():
-        for model.decoder.pads_right in (False,) if kind == "left" else (True, False):
-            for got, want in zip(results(model, batch, full_context), expected[kind], strict=True):
-                torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("decoder_attn", ATTENTIONS)
