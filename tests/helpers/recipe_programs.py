@@ -41,16 +41,14 @@ def run_rebuild():
 
 
 def run_process():
-    """``process --log FILE [--train DIR] COMMAND``: statuses are those of a stage."""
+    """``process --log FILE COMMAND``: statuses are those of a stage."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--log")
-    parser.add_argument("--train")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args(sys.argv[2:])
-    watched = watch.Train(args.train, (0, 0, 0)) if args.train else watch.Watch()
     try:
         with engine.Engine() as running:
-            asyncio.run(running.run(args.command, args.log, watched))
+            asyncio.run(running.run(args.command, args.log, watch.Watch()))
     except engine.Stopped:
         sys.exit(130)
     except engine.Failed:

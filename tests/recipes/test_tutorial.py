@@ -102,7 +102,7 @@ def assert_recipe_ran(tools, work, said):
 
 
 def assert_stock_model_grew(work, said):
-    copied = "encoder layers 1 twice, 2 twice, 3 twice, 4 twice, 5 twice, 6 twice, decoder layers 1-6; "
+    copied = "encoder layers 1 1 2 2 3 3 4 4 5 5 6 6, decoder layers 1 2 3 4 5 6; "
     assert f"--init-from stock/checkpoint_best.pt (transformer): {copied}" in said
     stock, deeper = (
         torch.load(work / name / "checkpoint_best.pt", weights_only=False)["model"] for name in ("stock", "deeper")
