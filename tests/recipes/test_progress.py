@@ -8,29 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from fairseq_deep.recipes import engine, record, watch
 from fairseq_deep.recipes.display import Display
 from tests.helpers.paths import PROGRAMS
+from tests.helpers.recipes import assert_gone
 
 SAVING = """
 trap 'sleep 0.3; echo saved > {mark}; exit 75' TERM USR1
 echo $$ > {pid}
 for _ in {{1..1200}}; do sleep 0.05; done
 """
-
-
-@pytest.fixture
-def progress():
-    return watch
-
-
-def begin(folder, body):
-    command = [sys.executable, PROGRAMS, "process", "--log", folder / "log", "--", "bash", "-c", body]
-    return subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL)
 
 
 def wait_for(path, seconds=30):
@@ -40,7 +30,7 @@ def wait_for(path, seconds=30):
     return path.read_text()
 
 
-def said(progress, kind, lines, **options):
+def said(kind, lines, **options):
     """What the watch *kind* prints after *lines*."""
     found = kind(display=Display(0), **options)
     for line in lines:
@@ -60,19 +50,19 @@ INFO = "2026-11-24 16:03:39 | INFO | fairseq_cli.preprocess | "
     (["x" * 91], "x" * 87 + "..."),
     (["2026-11-24 16:03:39 | WARNING | fairseq | low on space"], "WARNING | fairseq | low on space"),
 ])  # fmt: skip
-def test_a_sign_of_life_is_the_last_line_that_says_something(progress, capsys, lines, words):
-    said(progress, progress.Watch, lines).tick()
+def test_a_sign_of_life_is_the_last_line_that_says_something(capsys, lines, words):
+    said(watch.Watch, lines).tick()
     assert capsys.readouterr().out == f"  0 min 00 s: {words}\n"
 
 
-def test_before_the_first_figures_it_says_what_training_does(progress, capsys, tmp_path):
+def test_before_the_first_figures_it_says_what_training_does(capsys, tmp_path):
     options = {"limits": (0, 0, 0), "exp": str(tmp_path)}
-    watch = said(progress, progress.Train, [INFO + "loaded 10,000 examples from: data-bin"], **options)
-    watch.tick()
-    watch.read("2026-11-24 16:03:43 | INFO | fairseq.trainer | begin training epoch 1\n")
+    train = said(watch.Train, [INFO + "loaded 10,000 examples from: data-bin"], **options)
+    train.tick()
+    train.read("2026-11-24 16:03:43 | INFO | fairseq.trainer | begin training epoch 1\n")
     for _ in range(3):  # a log does not repeat what it has
-        watch.tick()
-    watch.finish(True)
+        train.tick()
+    train.finish(True)
     lines = [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()]
     assert lines == ["loaded 10,000 examples from: data-bin", "first updates, no statistics yet"]
 
@@ -83,28 +73,19 @@ def test_before_the_first_figures_it_says_what_training_does(progress, capsys, t
     ((0, 600, 0.1), ["5.2 of 6 minutes", "5.8 of 6 minutes, left 0 min 14 s"]),
     ((0, 0, 0), ["10 updates", "20 updates", "30 updates"]),
 ])  # fmt: skip
-def test_progress_is_to_the_nearest_limit_with_the_time_left(limits, expected, progress, tmp_path, monkeypatch, capsys):
+def test_progress_is_to_the_nearest_limit_with_the_time_left(limits, expected, tmp_path, monkeypatch, capsys):
     """A line that says nothing new is omitted; minutes are those of all sessions."""
     logged = {"kind": "session", "session": 100, "time": 410}
     (tmp_path / "train.jsonl").write_text(json.dumps(logged) + "\n")
     now = [1000.0]
-    monkeypatch.setattr(progress.time, "time", lambda: now[0])
-    watch = progress.Train(str(tmp_path), limits, Display(0))
+    monkeypatch.setattr(watch.time, "time", lambda: now[0])
+    train = watch.Train(str(tmp_path), limits, Display(0))
     for index, second in enumerate((0, 4, 40), 1):
         now[0] = 1000.0 + second
-        watch.show({"epoch": 1, "update": index / 10, "num_updates": 10 * index, "loss": "9", "ppl": "5"})
-    watch.finish(True)
+        train.show({"epoch": 1, "update": index / 10, "num_updates": 10 * index, "loss": "9", "ppl": "5"})
+    train.finish(True)
     found = [line.split("train: ")[1].split(", epoch 1 loss 9 ppl 5") for line in capsys.readouterr().out.splitlines()]
     assert [*map("".join, found)] == expected
-
-
-@pytest.mark.parametrize("number", engine.SIGNALS)
-def test_signals_are_handed_on_and_the_end_is_awaited(number, tmp_path):
-    mark, pid = tmp_path / "mark", tmp_path / "pid"
-    child = begin(tmp_path, SAVING.format(mark=mark, pid=pid))
-    wait_for(pid)
-    child.send_signal(number)
-    assert child.wait(30) == 130 and mark.read_text() == "saved\n"
 
 
 def run_commands(*bodies, folder):
@@ -117,6 +98,14 @@ def run_commands(*bodies, folder):
 
     with engine.Engine() as running:
         return asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_signals_are_handed_on_and_the_end_is_awaited(number, tmp_path):
+    mark, pid = tmp_path / "mark", tmp_path / "pid"
+    body = SAVING.format(mark=mark, pid=pid).replace("for _", f"kill -{int(number)} $PPID\nfor _")
+    [found] = run_commands(body, folder=tmp_path)
+    assert isinstance(found, engine.Stopped) and mark.read_text() == "saved\n"
 
 
 @pytest.mark.parametrize("body, end", [
@@ -197,12 +186,11 @@ def test_a_training_that_goes_on_at_another_commit_says_both(tmp_path):
 
 def test_kill_9_leaves_nothing_running(tmp_path):
     mark, pid = tmp_path / "mark", tmp_path / "pid"
-    child = begin(tmp_path, SAVING.format(mark=mark, pid=pid))
+    command = [sys.executable, PROGRAMS, "process", "--log", tmp_path / "log", "--", "bash", "-c",
+               SAVING.format(mark=mark, pid=pid)]  # fmt: skip
+    child = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL)
     number = int(wait_for(pid))
     child.kill()
     child.wait(30)
     assert wait_for(mark) == "saved\n", "it was told, and could save"
-    end = time.time() + 10
-    while Path(f"/proc/{number}").exists() and time.time() < end:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{number}").exists()
+    assert_gone(number, 10)
