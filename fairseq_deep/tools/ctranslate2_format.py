@@ -18,9 +18,8 @@ import torch
 
 from fairseq_deep.core.layers.feed_forward import GATED
 from fairseq_deep.core.transformer import Transformer
-from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import packaged
-from fairseq_deep.runtime.engines.ct2_engine import Ct2Engine, check_package, version
+from fairseq_deep.runtime.engines.ct2_engine import Ct2Engine, check_package
 from fairseq_deep.runtime.exported import CTRANSLATE2, write_record
 from fairseq_deep.runtime.plain import Unsupported
 from fairseq_deep.runtime.verification import Limits
@@ -42,8 +41,6 @@ PERI, BOTH, CROSS = "peri", "pre_post_layer_norm", "external_pre_post_encoder_la
 WEIGHT_STEPS = 63
 """Maximum of an int8 weight. Without VNNI, a processor adds pairs of products in 16 bits: 2 x 255 x 63 fits, but some
 sums overflow with 127, the maximum in CTranslate2's own converters."""
-OLDEST_MODERN = (4, 7)
-"""Oldest version of CTranslate2 for Peri-LN and the options of layers."""
 DEFAULT = "float32"
 """Type of the weights."""
 EXACT, ROUNDED, SHARE = 1e-4, 0.5, 0.98
@@ -108,9 +105,6 @@ def build_spec(model: Transformer, activation: str, source: Any, target: Any) ->
         model: a `Transformer` with plain or Peri-LN connections
         activation: fairseq's name of the activation function
         source, target: the dictionaries
-
-    Raises:
-        UsageError: this version of CTranslate2 is too old for the model
     """
     from ctranslate2 import specs
 
@@ -141,25 +135,10 @@ def _structure(stack: Any, activation: str, *peri: str) -> dict[str, Any]:
 
     Args:
         peri: names of arguments that Peri-LN sets
-
-    Raises:
-        UsageError: this version of CTranslate2 is too old for an option
     """
     from ctranslate2.specs import Activation
 
     own = stack.stack
-    modern = {
-        "rms_norm": own.norm == "rms",
-        "ffn_glu": own.ffn in GATED,
-        "num_heads_kv": (own.kv_heads or own.heads) % own.heads,
-        **dict.fromkeys(peri, own.residual.name == PERI),
-    }
-    modern = {name: value for name, value in modern.items() if value}
-    if own.positions == "rotary":
-        modern.update(rotary_dim=0, rotary_interleave=False)  # all features of a head, in halves
-    if modern and version() < OLDEST_MODERN:
-        flags = "--norm rms, --ffn, --rotary-positions, --decoder-kv-heads or --residual peri"
-        raise UsageError("{} requires ctranslate2 {}.{}; pip install -U ctranslate2".format(flags, *OLDEST_MODERN))
     return {
         "num_layers": len(stack.layers),
         "num_heads": own.heads,
@@ -168,7 +147,12 @@ def _structure(stack: Any, activation: str, *peri: str) -> dict[str, Any]:
         "activation": Activation[ACTIVATIONS[GATED.get(own.ffn, activation)]],
         "layernorm_embedding": stack.layernorm_embedding is not None,
         "relative_position": own.relative_positions is not None,
-        **modern,
+        "rms_norm": own.norm == "rms",
+        "ffn_glu": own.ffn in GATED,
+        "num_heads_kv": None if own.kv_heads == own.heads else own.kv_heads,
+        "rotary_dim": 0 if own.positions == "rotary" else None,  # all features of a head, in halves
+        "rotary_interleave": False,
+        **dict.fromkeys(peri, own.residual.name == PERI),
     }
 
 

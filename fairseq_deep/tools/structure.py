@@ -3,26 +3,19 @@
 import pickletools
 import warnings
 import zipfile
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import torch
 
 LARGEST_PICKLE = 1 << 28
 """Maximum size of a pickle, in bytes; the structure of a checkpoint takes some hundred thousand."""
+REFUSED = "contains {}, which could run code: fairseq rejects it"
 _UNFILLED = "._float_tensor"
 """A buffer of sinusoidal positions that fairseq does not initialise."""
 
 
-class Structure(NamedTuple):
-    """The saved object (None if the file must not be loaded), names that are not allowed, and unusual findings."""
-
-    state: Any
-    refused: list[str]
-    problems: list[str]
-
-
-def read_structure(stream: BinaryIO, zipped: bool) -> Structure:
-    """Return the structure of the checkpoint in *stream*.
+def read_structure(stream: BinaryIO, zipped: bool) -> tuple[Any, list[str]]:
+    """Return the object in the checkpoint *stream*, None if it must not be loaded, and unusual findings.
 
     Raises:
         Exception: the file is corrupt
@@ -31,7 +24,7 @@ def read_structure(stream: BinaryIO, zipped: bool) -> Structure:
 
     problems = _odd_entries(stream) if zipped else []
     if problems:
-        return Structure(None, [], problems)
+        return None, problems
     allowed = safe_load.allowed_types()
     load = safe_load.load_weights_only if safe_load.NAMED_SAFE_GLOBALS else safe_load.load_restricted
     stream.seek(0)
@@ -43,12 +36,12 @@ def read_structure(stream: BinaryIO, zipped: bool) -> Structure:
         refused = safe_load.refused_names(stream, 0, allowed, error)
         if not refused:
             raise
-        return Structure(None, refused, [])
-    return Structure(state, [], _odd_values(state))
+        return None, [REFUSED.format(name) for name in refused]
+    return state, _odd_values(state)
 
 
-def names_in_pickle(stream: BinaryIO) -> set[str]:
-    """Return the names in the pickle in *stream* that a checkpoint may not contain.
+def names_in_pickle(stream: BinaryIO) -> list[str]:
+    """Return the findings in the pickle in *stream*: names that a checkpoint may not contain.
 
     Raises:
         ValueError: it is not a pickle
@@ -56,7 +49,7 @@ def names_in_pickle(stream: BinaryIO) -> set[str]:
     from fairseq import safe_load
 
     found = {str(name).replace(" ", ".") for code, name, _ in pickletools.genops(stream) if code.name == "GLOBAL"}
-    return found - {*safe_load.allowed_types()}
+    return [REFUSED.format(name) for name in sorted(found - {*safe_load.allowed_types()})]
 
 
 def _odd_entries(stream: BinaryIO) -> list[str]:

@@ -203,6 +203,6 @@ def test_a_damaged_directory_is_refused_in_one_line(form, damage, exports, tmp_p
 def test_an_old_package_is_refused(exports, monkeypatch):
     import ctranslate2
 
-    monkeypatch.setattr(ctranslate2, "__version__", "4.4.0")
-    with pytest.raises(UsageError, match=r"ctranslate2 4.4.0 is too old; pip install 'ctranslate2>=4.5'$"):
+    monkeypatch.setattr(ctranslate2, "__version__", "4.6.1")
+    with pytest.raises(UsageError, match=r"ctranslate2 4.6.1 is too old; pip install 'ctranslate2>=4.7'$"):
         Translator(exports["ctranslate2"], cpu=True)

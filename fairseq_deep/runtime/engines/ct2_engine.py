@@ -25,7 +25,7 @@ from ..text import packages_named
 from .directory import DirectoryEngine
 from .torch_engine import Hypotheses
 
-OLDEST = (4, 5)
+OLDEST = (4, 7)
 """Oldest supported version of CTranslate2."""
 
 
@@ -33,17 +33,9 @@ def check_package() -> None:
     """Raise `UsageError` if CTranslate2's package is missing or too old."""
     with packages_named():
         import ctranslate2.specs
-    if version() < OLDEST:
-        found, least = ctranslate2.__version__, "{}.{}".format(*OLDEST)
-        raise UsageError(f"ctranslate2 {found} is too old; pip install 'ctranslate2>={least}'")
-
-
-def version() -> tuple[int, int]:
-    """Return the first two numbers of CTranslate2's version."""
-    import ctranslate2
-
-    major, minor = ctranslate2.__version__.split(".")[:2]
-    return int(major), int(minor)
+    found, oldest = ctranslate2.__version__, ".".join(map(str, OLDEST))
+    if tuple(map(int, found.split(".")[:2])) < OLDEST:
+        raise UsageError(f"ctranslate2 {found} is too old; pip install 'ctranslate2>={oldest}'")
 
 
 class Ct2Engine(DirectoryEngine):
