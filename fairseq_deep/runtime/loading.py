@@ -108,25 +108,17 @@ def load_model(bundle: Bundle) -> LoadedModel:
 
 def check_ensemble(loaded: Sequence[LoadedModel], bundles: Sequence[Bundle]) -> None:
     """Raise `UsageError` if the models do not share dictionaries, sub-words and text preparation."""
-    for other, bundle in zip(loaded[1:], bundles[1:]):
-        _check_same(other, bundle, loaded[0], bundles[0])
-
-
-def _check_same(loaded: LoadedModel, bundle: Bundle, first: LoadedModel, first_bundle: Bundle) -> None:
-    """Reject a model that cannot form an ensemble with the *first*."""
-    for side in ("source", "target"):
-        if getattr(loaded, side) != getattr(first, side):
-            path = f"{bundle.data}/dict.{getattr(loaded, f'{side}_lang')}.txt"
-            problem = f"{path} differs from the dictionary of {first_bundle.checkpoint}"
-            raise UsageError(f"{problem}: use models with equal dictionaries in an ensemble")
-    differs = [name for name in ("tokenizer", "lowercase") if getattr(bundle, name) != getattr(first_bundle, name)]
-    sums = [checksum(each.codes) if each.codes else None for each in (bundle, first_bundle)]
-    differs += ["sub-words"] if sums[0] != sums[1] else []
-    if differs:
-        raise UsageError(
-            f"{bundle.checkpoint} and {first_bundle.checkpoint} prepare text differently ({', '.join(differs)}): "
-            "use models with equal settings in an ensemble"
-        )
+    steps = [(each.tokenizer, each.lowercase, each.codes and checksum(each.codes)) for each in bundles]
+    for model, bundle, own in zip(loaded, bundles, steps):
+        for side in ("source", "target"):
+            if getattr(model, side) != getattr(loaded[0], side):
+                path = f"{bundle.data}/dict.{getattr(model, f'{side}_lang')}.txt"
+                problem = f"{path} differs from the dictionary of {bundles[0].checkpoint}"
+                raise UsageError(f"{problem}: use models with equal dictionaries in an ensemble")
+        names = ("tokenizer", "lowercase", "sub-words")
+        if differs := [name for name, value, first in zip(names, own, steps[0]) if value != first]:
+            problem = f"{bundle.checkpoint} and {bundles[0].checkpoint} prepare text differently ({', '.join(differs)})"
+            raise UsageError(f"{problem}: use models with equal settings in an ensemble")
 
 
 def languages_of(bundle: Bundle, task: dict[str, Any]) -> list[str]:

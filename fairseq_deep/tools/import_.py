@@ -5,6 +5,7 @@ checkpoint (--restore-file, --finetune-from-model, --init-from), and fairseq-dee
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -61,15 +62,11 @@ def run(args: argparse.Namespace) -> int:
     paths = {os.path.join(os.path.dirname(args.output), name): content for name, content in files.items()}
     for path in filter(os.path.lexists, paths):
         raise UsageError(f"cannot write {path}: it exists; give --output in another directory")
-    try:
+    with contextlib.ExitStack() as temporaries:  # they get their names after the checkpoint was written
         for path, content in paths.items():
-            with replacing(path) as temporary, open(temporary, "wb") as stream:
+            with open(temporaries.enter_context(replacing(path)), "wb") as stream:
                 stream.write(content)
         _write_checkpoint(args.output, stored, languages, (source, target))
-    except BaseException:
-        for path in filter(os.path.exists, paths):
-            os.remove(path)
-        raise
     sizes = f"{languages[0]} {len(source):,}, {languages[1]} {len(target):,} entries"
     print(f"{args.folder} -> {args.output}: {sizes}; log-probabilities within {difference:.1e}")
     return 0

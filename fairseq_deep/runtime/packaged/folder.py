@@ -89,7 +89,7 @@ class Folder:
             path = os.path.join(self.path, SUMS)
             raise UsageError(f"{path}: has no checksum of {name}; copy the directory again")
         path = self.place(name)
-        if _hash(path) != self.sums[name]:
+        if checksum(path) != self.sums[name]:
             raise UsageError(f"{path}: corrupt, its sha256 differs from {SUMS}; copy it again")
         return path
 
@@ -124,13 +124,6 @@ def find_problems(folder: str) -> list[str]:
 
 def write_sums(folder: str) -> None:
     """Write the checksums of all other files in *folder*."""
-    lines = [f"{_hash(os.path.join(folder, name))}  {name}\n" for name in sorted({*os.listdir(folder)} - {SUMS})]
+    lines = [f"{checksum(os.path.join(folder, name))}  {name}\n" for name in sorted({*os.listdir(folder)} - {SUMS})]
     with open(os.path.join(folder, SUMS), "w", encoding="utf-8", newline="\n") as stream:
         stream.writelines(lines)
-
-
-def _hash(path: str) -> str:
-    try:
-        return checksum(path)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error
