@@ -189,7 +189,7 @@ class Decoder(TransformerStack):
         if incremental_state is not None:
             length = prev_output_tokens.size(1)
             state = DecodingState(self, source, incremental_state, length - 1)
-            return state.features(prev_output_tokens[:, -1], alignment_layer, alignment_heads)
+            return self.step_features(state, prev_output_tokens[:, -1], alignment_layer, alignment_heads)
         aligned, heads = self._aligned(alignment_layer, alignment_heads, decoding=False)
         return _result(*self._whole(prev_output_tokens, not full_context_alignment, source, aligned), heads)
 
@@ -248,7 +248,16 @@ class Decoder(TransformerStack):
     def step_features(
         self, state: DecodingState, words: Tensor, layer: int | None = None, heads: int | None = None
     ) -> tuple[Tensor, dict]:
-        """Compute the features of the position ``state.length`` for *words* (B); see :meth:`extract_features`."""
+        """Advance *state* by one position.
+
+        Args:
+            words: the newest token of each hypothesis, B
+            layer, heads: layer and number of heads of attention weights, as for :meth:`extract_features`
+
+        Returns:
+            features (B x 1 x C), and the dictionary of :meth:`extract_features`
+        """
+        state.length += 1
         aligned, heads = self._aligned(layer, heads, decoding=True)
         source, words = state.source, words.unsqueeze(1).contiguous()
         if source.languages is not None:

@@ -75,19 +75,9 @@ class DecodingState:
         Returns:
             scores of all tokens (B x V), attention weights (B x S) or None, and no normalisers
         """
-        x, extra = self.features(words)
+        x, extra = self.decoder.step_features(self, words)
         weights = extra["attn"][0]
         return self.decoder.output_layer(x)[:, -1], None if weights is None else weights[:, -1], None
-
-    def features(self, words: Tensor, *alignment: int | None) -> tuple[Tensor, dict]:
-        """Advance by one position; return features (B x 1 x C) and the dictionary of ``extract_features``.
-
-        Args:
-            words: the newest token of each hypothesis, B
-            alignment: layer and number of heads of attention weights, as for ``extract_features``
-        """
-        self.length += 1
-        return self.decoder.step_features(self, words, *alignment)
 
     def reorder(self, order: Tensor) -> None:
         """Continue with the hypotheses *order* (B)."""

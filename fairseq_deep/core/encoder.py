@@ -30,10 +30,7 @@ class Encoder(TransformerStack):
         packed: computes the packed sequence before the source (``--encoder-attn luna``), or None
         language_index: finds the target languages of sources; None if nothing depends on them
         language_transform: transforms the encoder's output and memories for the target language, or None
-        shares_sources: the hypotheses of each sentence share one source in beam search
     """
-
-    shares_sources = True
 
     def __init__(self, stack: Stack, embed_tokens: nn.Embedding, decoder: Stack | None = None):
         super().__init__(stack, embed_tokens)
@@ -174,7 +171,7 @@ class Encoder(TransformerStack):
 
         The key "hypotheses" then holds the indices of the hypotheses of each sentence (sentences x beam).
         """
-        if not self.shares_sources or not encoder_out["encoder_out"]:
+        if not encoder_out["encoder_out"]:
             return self._select(encoder_out, new_order)
         count = encoder_out["encoder_out"][0].size(1)
         if "hypotheses" not in encoder_out:

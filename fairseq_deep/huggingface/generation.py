@@ -51,7 +51,7 @@ class DecoderCache(Cache):
         """
         if self.state is None:
             self.state = DecodingState(self.decoder, self.decoder.read_source(encoded))
-        x, extra = self.state.features(words, -1)
+        x, extra = self.decoder.step_features(self.state, words, -1)
         return x, extra["inner_states"]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
