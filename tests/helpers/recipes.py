@@ -140,7 +140,7 @@ def begun(command, tools, calls, **how):
 
 
 def program(name, *words, langs=LANGS, **how):
-    """The ended process of a part of the recipes: "corpus", "subwords" ... (``recipe_programs.py``)."""
+    """The ended process of a part of the recipes, such as "rebuild" (``recipe_programs.py``)."""
     command = [sys.executable, PROGRAMS, name, "--source-lang", langs[0], "--target-lang", langs[1], *words]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, **how)
 
