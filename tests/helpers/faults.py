@@ -217,8 +217,7 @@ def fault_of_saved(cfg):
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides=overrides)
     model.double()  # some methods, such as EM routing, amplify the rounding of fp32 a thousandfold
     for check in (
-        invariances.incremental_decoding_equals_full_decoding,
-        invariances.hypotheses_that_share_a_source_decode_as_alone,
+        invariances.steps_of_decoding_equal_whole_sentences,
         invariances.padding_and_batch_composition_change_nothing,
     ):
         torch.manual_seed(1)
