@@ -171,6 +171,9 @@ def test_rdrop_with_dropout_is_the_equation_of_two_masks(more):
     assert expected[2] > 0.1
     torch.testing.assert_close((loss, logs["rdrop_kl"]), (expected[0].detach(), expected[2].detach()))
     torch.testing.assert_close(logs["nll_loss"], expected[1].detach() / 2)
+    words = batch["target"].flatten().ne(PAD)
+    correct = scores[:15].argmax(1).eq(batch["target"].flatten())[words]
+    assert not more or (logs["n_correct"], logs["total"]) == (int(correct.sum()), int(words.sum()))
     torch.testing.assert_close(grads[1], torch.autograd.grad(expected[0], model.output.weight)[0])
 
 
