@@ -55,8 +55,7 @@ def _data_words(plan: Plan) -> str:
 def _length_words(plan: Plan) -> str:
     """Describe the limits of training; the time left is printed with the progress."""
     updates, epochs, hours = plan.args.max_update, plan.args.max_epoch, plan.args.stop_time_hours
-    limits = {f"{updates:,} updates = {updates * plan.product / 1e6:,.0f} million tokens": updates,
-              f"{epochs} epochs": epochs, f"{60 * hours:.0f} minutes": hours}  # fmt: skip
+    limits = {f"{updates:,} updates": updates, f"{epochs} epochs": epochs, f"{60 * hours:.0f} minutes": hours}
     words = " or ".join(words for words, limit in limits.items() if limit > 0)
     return f"ends after {words}" if words else "has no limit: stop it with Ctrl-C, or give --max-update"
 
