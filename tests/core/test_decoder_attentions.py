@@ -123,6 +123,13 @@ def luna(dim=C):
     return LunaCausalAttention(Stack(1, dim, side="decoder", heads=H), True, L)
 
 
+def test_the_packing_of_luna_has_neither_gate_nor_norm():
+    """They belong to outputs that a matrix follows."""
+    attention = LunaAttention(Stack(1, C, heads=H, attention_gate="heads", sub_norm=True), L)
+    assert attention.gate is not None and attention.output_norm is not None
+    assert attention.pack.gate is None and attention.pack.output_norm is None
+
+
 def test_a_row_of_padding_alone_is_finite():
     x = torch.randn(7, B, 6, requires_grad=True)
     mean = RunningMean()(x, torch.ones(B, 7, dtype=torch.bool))
