@@ -6,10 +6,15 @@ thread could hold a lock while a worker process is forked.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import time
+from types import SimpleNamespace
 from typing import IO, Any
+
+RICH = importlib.util.find_spec("rich") is not None
+"""Whether rich is installed; distill works without it, and then names neither speed nor time left."""
 
 DRAW, WINDOW = 0.5, 600
 """Seconds between updates of the bars, and of the mean speed that gives the time left."""
@@ -55,9 +60,9 @@ class Display:
 
     def __init__(self, every: float = 10, out: IO[str] | None = None) -> None:
         screen = getattr(sys.stdout, "screen", sys.stdout)
-        able = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        able = RICH and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
         self.drawn, self.out, self.said = out is None and screen.isatty() and able, out, ""
-        self.bars, self.tasks = _make_bars(screen, self.drawn), dict[str, Any]()
+        self.bars, self.tasks = _make_bars(screen, self.drawn) if RICH else None, dict[str, Any]()
         self.every, self.begun = DRAW if self.drawn else every, time.time()
         self.due = 0 if self.drawn else self.begun + every
 
@@ -65,7 +70,8 @@ class Display:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.bars.stop()  # the bars remain above later output
+        if self.bars:
+            self.bars.stop()  # the bars remain above later output
 
     def is_due(self) -> bool:
         """Return whether :meth:`show` would draw or print."""
@@ -98,6 +104,8 @@ class Display:
 
     def _update(self, name: str, done: float, total: float | None, unit: str) -> Any:
         """Return rich's task, with another measurement of its speed."""
+        if not self.bars:
+            return SimpleNamespace(speed=None, time_remaining=None)
         if name in self.tasks and self.tasks[name].fields["unit"] != unit:
             self.remove(name)
         if name not in self.tasks:
@@ -108,7 +116,7 @@ class Display:
 
     def print(self, text: str) -> None:
         """Print *text* above the bars."""
-        if self.bars.live.is_started:
+        if self.drawn and self.bars.live.is_started:
             self.bars.console.print(plain(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
         else:
             print(text, file=self.out, flush=True)

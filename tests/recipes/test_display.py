@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from fairseq_deep.recipes import engine, watch
+from fairseq_deep.recipes import display, engine, watch
 from tests.helpers.recipes import Terminal
 
 ESCAPE = "\x1b["
@@ -52,8 +52,11 @@ def test_ctrl_c_leaves_the_bar_and_the_terminal(shown):
     assert said.endswith("\n") and "1 updates" in last_line(said) and "\x1b[?25l" not in said
 
 
-@pytest.mark.parametrize("stream, term", [(Terminal, "dumb"), (Terminal, ""), (io.StringIO, "xterm")])
-def test_lines_where_the_cursor_cannot_move(shown, stream, term):
+@pytest.mark.parametrize("stream, term, rich", [
+    (Terminal, "dumb", True), (Terminal, "", True), (io.StringIO, "xterm", True), (Terminal, "xterm", False),
+])  # fmt: skip
+def test_lines_where_the_cursor_cannot_move(shown, stream, term, rich, monkeypatch):
+    monkeypatch.setattr(display, "RICH", rich)
     assert shown(TRAINING, stream=stream, term=term) == "  train: 1 updates, epoch 1 loss 9 ppl [bold]\n"
 
 
