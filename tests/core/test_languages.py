@@ -1,4 +1,4 @@
-"""LaLT and LaLN: the language of a sentence, precision, memory, counts, refusals.
+"""LaLT and LaLN: the language of a sentence, memory, counts, refusals.
 
 Their equations are proven in ``test_whole_models.py``, what must hold for all models in ``test_methods.py``.
 """
@@ -6,13 +6,11 @@ Their equations are proven in ``test_whole_models.py``, what must hold for all m
 import argparse
 
 import pytest
-import torch
 from fairseq.data import Dictionary
 
 from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.language_tags import tag_indices
 from fairseq_deep.core.languages import LanguageIndex
-from fairseq_deep.core.norms import LanguageNorm
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.runtime.dictionary import Dictionary as RuntimeDictionary
@@ -45,11 +43,6 @@ def test_the_first_word_tells_the_language(dictionary, left_pad):
 def test_symbols_that_are_tags():
     symbols = ["<2de>", "<2zh_Hans>", "2de", "<2>", "<2de", "x<2de>", "<2de>x", "<s>", "<2 de>"]
     assert tag_indices(symbols) == [0, 1]
-
-
-def test_squares_of_half_precision_may_be_beyond_it():
-    large = torch.tensor([[[300.0, -300.0] * 6]]).half()
-    torch.testing.assert_close(LanguageNorm(1, 12).half()(large, torch.tensor([1])), large / 300)
 
 
 def test_a_decoder_asks_for_the_languages(build, batch):

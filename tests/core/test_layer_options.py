@@ -1,23 +1,20 @@
-"""Options of layers: RMSNorm, gated feed-forward, shared heads in decoding; attentions are in ``test_attention.py``."""
+"""Options of layers: norms in half precision, shared heads in decoding; equations are in ``test_whole_models.py``."""
 
 import torch
 import torch.nn.functional as F
 
-from fairseq_deep.core.norms import RmsNorm
+from fairseq_deep.core.norms import LanguageNorm, RmsNorm
 from tests.helpers.models import PRENORM
-from tests.helpers.tensors import DOUBLE, assert_same, shake
-from tests.reference.naive_attention import rms_norm
 
-T, S, B, C = 4, 3, 2, 8
+S, B, C = 3, 2, 8
 
 
-def test_rms_norm_equals_the_equation_also_in_half_precision():
-    module, x = shake(RmsNorm(C).double()), torch.randn(T, B, C, requires_grad=True, **DOUBLE)
-    want = rms_norm(x, module.weight)
-    assert_same(module(x), want, [x, module.weight])
-    large = torch.full((1, C), 300.0).half()  # whose squares are beyond fp16
-    torch.testing.assert_close(RmsNorm(C).half()(large), torch.ones(1, C).half())
-    torch.testing.assert_close(RmsNorm(C)(large), torch.ones(1, C).half())
+def test_squares_of_half_precision_may_be_beyond_it():
+    large = torch.full((1, C), 300.0).half()
+    for norm in (RmsNorm(C).half(), RmsNorm(C)):
+        torch.testing.assert_close(norm(large), torch.ones(1, C).half())
+    signs = torch.tensor([[[1.0, -1.0] * C]]).half()
+    torch.testing.assert_close(LanguageNorm(1, 2 * C).half()(300 * signs, torch.tensor([1])), signs)
 
 
 def test_rms_norm_in_fp16_without_torchs_fused_kernel(monkeypatch):
