@@ -128,9 +128,14 @@ def prepared(trained, tmp_path_factory):
 
 
 @pytest.fixture
-def place(request, prepared, tmp_path, monkeypatch):
+def before():
+    """Nothing is changed before the command; rows of a table have their own lines."""
+    return ""
+
+
+@pytest.fixture
+def place(before, prepared, tmp_path, monkeypatch):
     """A copy of all files as the current directory, changed by the lines of bash *before* the command."""
-    before = request.node.callspec.params.get("before", "")
     copy = shutil.copy2 if before else os.link
     folder = shutil.copytree(prepared, tmp_path / "place", symlinks=True, copy_function=copy)
     if before:
