@@ -1,11 +1,10 @@
-"""Decoding steps in C++ kernels and in compiled graphs against PyTorch's: one table of models, one script of a search.
+"""Decoding steps in C++ kernels against PyTorch's, and PyTorch's against whole sentences.
 
-Exported programs, whose caches are inputs and outputs, are in ``test_exported_steps.py``; an imitated GPU is in
-``test_device.py``.
+Compiled graphs are in ``test_compiled_steps.py``; exported programs, whose caches are inputs and outputs, in
+``test_exported_steps.py``; an imitated GPU in ``test_device.py``.
 """
 
 import copy
-import logging
 
 import pytest
 import torch
@@ -16,130 +15,11 @@ from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.lstm import NativeLstm
 from fairseq_deep.core.native.packed import PacksWeight
 from fairseq_deep.core.native.steps import NativeAttention
-from fairseq_deep.core.registry import UsageError
-from tests.helpers.generation import near, prepared_model, without_kernels
-from tests.helpers.tensors import Kernels
+from tests.helpers.generation import near, without_kernels
+from tests.helpers.steps import BEAM, MODELS, PAD, SENTENCES, STEPS, orders, steps, steps_of_search
 
-LSTM, PRE, POST = "transformer_lstm_6l", "transformer_prenorm_6l", "transformer_postnorm_6l"
-SENTENCES, BEAM, PAD, STEPS = 3, 3, 1, 12
-ROUNDED = {"rtol": 1e-4, "atol": 1e-4}
-WITHOUT_COMPILER = {"backend": "eager"}  # traces, and runs what it has traced
-
-# architecture, flags, and what kernels run in a step of two layers: all of it, all layers one by one, attentions and
-# LSTM, or a number of attentions, around which PyTorch runs the layers
-MODELS = {
-    "pre": (PRE, {}, "all"),
-    "post": (POST, {}, "all"),
-    "rms": (PRE, {"norm": "rms"}, "all"),
-    "kv heads": (PRE, {"decoder_kv_heads": 2}, "all"),
-    "swish": (PRE, {"activation_fn": "swish"}, "all"),
-    "rotary positions": (PRE, {"rotary_positions": True, "decoder_kv_heads": 2}, "all"),
-    "learned positions": (PRE, {"decoder_learned_pos": True}, "all"),
-    "modern": ("transformer_modern_6l", {}, "all"),
-    "factor": (PRE, {"residual": "completep"}, "all"),
-    "modern post-norm": (POST, {"ffn": "swiglu", "rotary_positions": True}, "all"),
-    "no norms": (POST, {"deep_init": "tfixup"}, "all"),
-    "language model": (PRE, {"no_cross_attention": True}, "all"),
-    "sums between layers": ("transformer_dlcl_6l", {}, "layers"),
-    "a memory per layer": (PRE, {"decoder_memory": "transparent"}, "all"),
-    "other layers": (PRE, {"activation_fn": "gelu", "rotary_positions": True}, 4),
-    "relative positions": (PRE, {"relative_positions": 2, "relative_values": True}, 2),
-    "value residual": (PRE, {"value_residual": True}, 0),
-    "average attention": (PRE, {"decoder_attn": "average"}, 2),
-    "SSRU": (PRE, {"decoder_attn": "ssru"}, 2),
-    "merged attention": (POST, {"decoder_attn": "merged"}, 2),
-    "merged self-attention": (PRE, {"decoder_attn": "merged-self"}, 4),
-    "merged average": (PRE, {"decoder_attn": "merged-average"}, 2),
-    "Luna": (POST, {"encoder_attn": "luna", "decoder_attn": "luna"}, 0),
-    "LSTM": (LSTM, {}, "lstm"),
-    "LSTM of both attentions": (LSTM, {"lstm_merge": "concat"}, "lstm"),
-    "LSTM with biases": (LSTM, {"lstm_biases": True}, "lstm"),
-    "languages": (PRE, {"language_norm": True, "language_transform": True}, 4),
-}
-COMPILED = ("pre", "learned positions", "sums between layers", "a memory per layer", "relative positions",
-            "value residual", "average attention", "SSRU", "merged attention", "Luna", "LSTM", "languages")  # fmt: skip
 with_kernels = pytest.mark.skipif(load() is None, reason=f"decoding uses {status()}")
-
-
 pytestmark = pytest.mark.usefixtures("no_gradients")
-
-
-@pytest.fixture
-def prepared(dictionary):
-    """prepared(name, **flags): a model of the table, ready for decoding."""
-
-    def make(name, **more):
-        arch, flags = MODELS[name][:2]
-        return prepared_model(arch, dictionary, **{**flags, **more})
-
-    return make
-
-
-@pytest.fixture
-def counters():
-    """What torch.compile has done."""
-    from torch._dynamo import reset, utils
-
-    reset()
-    utils.counters.clear()
-    logging.disable(logging.INFO)  # torch logs each graph at length, if only pytest listens
-    yield utils.counters
-    logging.disable(logging.NOTSET)
-    reset()
-
-
-def orders(count, leave=()):
-    """New orders of hypotheses within their sentences; at the steps *leave*, the second sentence has ended."""
-    draws, sentences = torch.Generator().manual_seed(1), SENTENCES
-    for step in range(count):
-        kept = torch.arange(sentences) if step not in leave else torch.tensor([0, 2])
-        sentences = len(kept)
-        yield (kept.unsqueeze(1) * BEAM + torch.randint(BEAM, (sentences, BEAM), generator=draws)).flatten()
-
-
-def batch(model, count):
-    """An encoded batch with padding, and *count* words of each hypothesis."""
-    draws = torch.Generator().manual_seed(2)
-    source = torch.randint(4, 40, (SENTENCES, 21), generator=draws)
-    source[0, :4], source[2, :9] = PAD, PAD
-    source[1, 0], source[2, 9] = 30, 35  # tags, if the model knows languages
-    words = torch.randint(4, 30, (SENTENCES * BEAM, count), generator=draws)
-    return model.encoder(source, source.ne(PAD).sum(1)), words
-
-
-def steps(model, new_orders, state=None, padded=()):
-    """The scores of a step before each order and one at the end, as fairseq's search asks; words are *padded*."""
-    new_orders, scores, state = [*new_orders, None], [], {} if state is None else state
-    encoded, words = batch(model, len(new_orders))
-    encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(SENTENCES).repeat_interleave(BEAM))
-    for row, column in padded:
-        words[row, column] = PAD
-    for length, order in enumerate(new_orders, start=1):
-        scores.append(model.decoder(words[:, :length], encoder_out=encoded, incremental_state=state)[0])
-        if order is not None:
-            model.decoder.reorder_incremental_state_scripting(state, order)
-            encoded, words = model.encoder.reorder_encoder_out(encoded, order), words[order]
-    return scores
-
-
-def steps_of_search(model, new_orders, one_by_one=False):
-    """The scores of :func:`steps`, as the search of this package asks.
-
-    With *one_by_one*, the first step has one hypothesis per sentence.
-    """
-    new_orders, scores = [*new_orders, None], []
-    encoded, words = batch(model, len(new_orders))
-    state = model.decoder.start(encoded, BEAM)
-    for step, order in enumerate(new_orders):
-        alone = one_by_one and step == 0
-        logits, _, normalisers = state.step(words[:: BEAM if alone else 1, step])
-        if normalisers is not None:
-            torch.testing.assert_close(normalisers, logits.logsumexp(1))
-        scores.append(logits.unsqueeze(1))
-        if order is not None:
-            state.reorder(order // BEAM if alone else order)
-            words = words[order]
-    return scores
 
 
 # --- PyTorch ---
@@ -294,92 +174,3 @@ def test_hooks_of_layers_run_in_decoding_steps(prepared):
     hook.remove()
     near(steps_of_search(model, script), expected)
     assert len(seen) == STEPS
-
-
-# --- compiled steps, over caches of a fixed capacity ---
-
-
-@pytest.mark.parametrize("name", [name if name in COMPILED else pytest.param(name, marks=pytest.mark.nightly)
-                                  for name in MODELS])  # fmt: skip
-def test_all_compiled_steps_are_one_graph(name, prepared, counters):
-    """The same tokens as without compilation: no graph break, no recompilation as hypotheses grow."""
-    model, script = prepared(name, decoder_layers=2 if "residual" in name else 1), list(orders(9))
-    padded = [(1, 1), (6, 3)]
-    expected = steps(model, script, padded=padded)
-    model.decoder.compile_steps(**WITHOUT_COMPILER)
-    actual = steps(model, script, padded=padded)
-    near(actual, expected, **ROUNDED)
-    assert all(torch.equal(got.argmax(-1), want.argmax(-1)) for got, want in zip(actual, expected))
-    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
-
-
-def test_room_is_doubled_with_one_more_graph(prepared, counters):
-    """70 positions: room for 64, and then for 128."""
-    model, state, script = prepared("pre", decoder_layers=1), {}, list(orders(69))
-    expected = steps(model, script)
-    model.decoder.compile_steps(**WITHOUT_COMPILER)
-    near(steps(model, script, state), expected, **ROUNDED)
-    assert counters["stats"]["unique_graphs"] == 2
-    caches = [saved["cache"] for key, saved in state.items() if key.endswith("target")]
-    assert {cache.size(3) for cache in caches} == {128 * BEAM}
-
-
-MOVING = [[3, 4, 5, 0, 1, 2, 6, 6, 7], [4, 3, 5, 6, 7, 8], [1, 0, 2, 5, 5, 4], [0, 3, 1, 5], [3, 2, 1, 0]]
-
-
-@pytest.mark.parametrize("name", ["merged attention", "relative positions"])
-@pytest.mark.parametrize("traced", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["", "traced"])
-def test_sentences_that_end_move_or_are_split(name, traced, prepared, counters):
-    model, script = prepared(name, decoder_layers=1), [*orders(2), *map(torch.tensor, MOVING)]
-    expected = steps(model, script)
-    model.decoder.compile_steps(dynamic=True, **WITHOUT_COMPILER)
-    if not traced:
-        model.decoder.compiled.compiled = model.decoder.compiled.run
-    near(steps(model, script), expected, **ROUNDED)
-    assert not counters["graph_break"]
-
-
-@pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
-def test_a_compiled_step_needs_no_synchronisation_and_writes_in_place(fused, prepared, monkeypatch):
-    """As a graph of a device requires it: caches stay where they are."""
-    monkeypatch.setattr(multihead, "fuses_steps", lambda q: fused)
-    model, state, places, asked = prepared("pre", no_token_positional_embeddings=True), {}, [], []
-    expected, step = without_kernels(lambda: steps(model, orders(29))), model.decoder.run_step
-
-    def watched(decoder, state, *inputs):
-        with Kernels() as kernels:
-            output = step(state, *inputs)
-        asked.append(kernels.asked)
-        places.append({(key, name): tensor.data_ptr() for key, saved in state.items() for name, tensor in saved.items()
-                       if tensor is not None and name in ("cache", "mask", "position", "key", "value")})  # fmt: skip
-        return output
-
-    model.decoder.compile_steps()
-    model.decoder.compiled.compiled = watched
-    near(without_kernels(lambda: steps(model, orders(29), state)), expected)
-    assert len(asked) == 29 and set(asked) == {0}
-    assert all(place == places[0] for place in places) and len(places[0]) > 6
-
-
-def test_a_capacity_is_at_least_one_and_never_exceeded(prepared, counters):
-    model = prepared("pre")
-    with pytest.raises(UsageError, match="must be at least 1 position"):
-        model.decoder.compile_steps(0)
-    assert model.decoder.compiled is None
-    expected = steps(model, orders(5))
-    model.decoder.compile_steps(6, **WITHOUT_COMPILER)
-    near(steps(model, orders(5)), expected, **ROUNDED)
-    with pytest.raises(UsageError, match="more than 6 positions: compile for a larger capacity, or omit it"):
-        steps(model, orders(6))
-
-
-def test_without_a_compiler_steps_are_run_as_they_are(prepared, counters, caplog):
-    def missing(graph, inputs):
-        raise RuntimeError("no g++ here")
-
-    model = prepared("pre")
-    expected = steps(model, orders(5))
-    model.decoder.compile_steps(backend=missing)
-    with caplog.at_level(logging.WARNING):
-        near(steps(model, orders(5)), expected, **ROUNDED)
-    assert caplog.text.count("decoding steps are not compiled: ") == 1 and "no g++ here" in caplog.text
