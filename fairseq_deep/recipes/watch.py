@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from .display import Display
@@ -73,9 +74,10 @@ class Train(Watch):
         super().__init__(display, TRAIN)
         epochs, updates, hours = limits
         self.limits, self.earlier = (epochs, updates, 60 * hours), 3600 * training_facts(exp).get("train_hours", 0.0)
-        self.jsonl = open(os.path.join(exp, "train.jsonl"), "a", encoding="utf-8")
-        if self.jsonl.tell():
-            self.jsonl.write("\n")  # a full disk or a power cut may have truncated the last line
+        path = os.path.join(exp, "train.jsonl")
+        self.jsonl = open(path, "a", encoding="utf-8")
+        if Path(path).read_bytes()[-1:] not in (b"", b"\n"):
+            self.jsonl.write("\n")  # a full disk or a power cut has truncated the last line
         self.begun, self.training, self.shown = time.time(), False, False
 
     def read(self, line: str) -> None:

@@ -176,7 +176,7 @@ def test_a_training_that_goes_on_at_another_commit_says_both(tmp_path):
     assert path.read_text() == "", "it has trained nothing"
     for update in (1, 2):
         train(f"echo '| INFO | train_inner | {stats % update}'")
-    records = [json.loads(line) for line in path.read_text().splitlines() if line]
+    records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [each["kind"] for each in records] == ["session", "train_inner"] * 2
     assert records[0]["commit"] == record.commit()
     records[0]["commit"] = "1234567"
