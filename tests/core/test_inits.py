@@ -29,7 +29,7 @@ SIDES = ("encoder", "decoder")
 C = 16
 NORM = re.compile(r"(encoder|decoder)\.(?:layers\.\d+\.|memory\.layers\.\d+\.)?\w*layer_?norm\w*\.(weight|bias)")
 NO_NORMS = ("tfixup", "rezero")
-# matrices of a layer beside the attention to the source and the feed-forward network
+# matrices of a layer, without those of the attention to the source and of the feed-forward network
 OWN = {"self": 4, "average": 1, "ssru": 2, "merged": 0, "merged-self": 4, "merged-average": 1, "luna": 9}
 # have the rule of these, in no fused matrix
 LIKE = {"gate": "q_proj", "input_proj": "v_proj", "fc1": "fc1", "fc2": "fc2"}
