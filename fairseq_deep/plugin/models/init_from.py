@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.checkpoints import upgrade
 from fairseq_deep.core.description import SIDES, describe
+from fairseq_deep.core.layers.layer import has_norms
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 from fairseq_deep.errors import one_line
@@ -137,7 +138,7 @@ def _find_dictionaries(path: str, state: dict[str, Any], task: Any) -> dict[str,
 
 
 def _norms(stack: Stack) -> str:
-    return ("pre-norm" if stack.pre_norm else "post-norm") if stack.init.method.layer_norm else "no norms"
+    return ("pre-norm" if stack.pre_norm else "post-norm") if has_norms(stack) else "no norms"
 
 
 def _check_stack(source: Source, old: Stack, new: Stack) -> None:
@@ -151,7 +152,8 @@ def _check_stack(source: Source, old: Stack, new: Stack) -> None:
         )
     there, here = _norms(old), _norms(new)
     if there != here:
-        fixes = {"pre-norm": f"add --{side}-normalize-before", "no norms": "use the --deep-init of its training"}
+        fixes = {"pre-norm": f"add --{side}-normalize-before",
+                 "no norms": "use the --deep-init and --layer-agg of its training"}  # fmt: skip
         fix = fixes.get(there, "use an architecture transformer_*postnorm_*")
         raise source.refuse(f"its {side} has {there}, the new one {here}: {fix}")
     if old.layout.split != new.layout.split:
