@@ -19,6 +19,12 @@ def _wide(tensor: Tensor) -> tl.dtype:
     return tl.float64 if tensor.dtype == torch.float64 else tl.float32
 
 
+def _width(size: int) -> dict[str, int]:
+    """Options of a kernel with one position per program: at most four features a thread, else registers spill."""
+    width = triton.next_power_of_2(size)
+    return {"WIDTH": width, "num_warps": min(max(width // 128, 4), 32)}
+
+
 @triton.jit
 def _add_rows(total, rows, weights, first, last, size, inside, WIDE: tl.constexpr):
     """Add sum_k w_k h_k over the rows k = *first* ... *last* - 1, each of *size* values, to *total*."""
@@ -94,7 +100,7 @@ def append_normed(
     with torch.cuda.device_of(entry):
         _append_normed[(entry.numel() // size,)](
             entry, gain, bias, entries, weights, y, row, first, size, entry.numel(), eps,
-            WIDTH=triton.next_power_of_2(size), WIDE=_wide(entry),
+            WIDE=_wide(entry), **_width(size),
         )  # fmt: skip
     return y
 
@@ -137,7 +143,7 @@ def pull_normed(
     with torch.cuda.device_of(entry):
         _pull_normed[(programs,)](
             grad, entry, gain, grads, weights, d_entry, sums, row, first, rows, size, entry.numel(), eps,
-            WIDTH=triton.next_power_of_2(size), WIDE=_wide(entry),
+            WIDE=_wide(entry), **_width(size),
         )  # fmt: skip
     d_gain, d_bias = sums.sum(0).to(gain.dtype).unbind(0)
     return d_entry, d_gain, d_bias
@@ -222,7 +228,7 @@ def cell_forward(x: Tensor, weight: Tensor, bias: Tensor, h: Tensor, cell: Tenso
     out, new, size = torch.empty_like(h), torch.empty_like(cell), h.size(-1)
     with torch.cuda.device_of(x):
         _cell_forward[(h.numel() // size,)](
-            x, weight, bias, h, cell, out, new, size, eps, WIDTH=triton.next_power_of_2(size), WIDE=_wide(x)
+            x, weight, bias, h, cell, out, new, size, eps, WIDE=_wide(x), **_width(size)
         )
     return out, new
 
@@ -239,7 +245,7 @@ def cell_backward(
     with torch.cuda.device_of(x):
         _cell_backward[(programs,)](
             x, weight, bias, h, cell, d_out, d_cell, *made, sums, rows, size, eps,
-            WIDTH=triton.next_power_of_2(size), WIDE=_wide(x),
+            WIDE=_wide(x), **_width(size),
         )  # fmt: skip
     d_weight, d_bias = sums.sum(0).to(weight.dtype).unbind(0)
     return made[0], d_weight, d_bias, made[1], made[2]
