@@ -18,7 +18,10 @@ import pytest
 import torch
 from sacrebleu.metrics import BLEU
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.commands import distill as module
+from fairseq_deep.recipes.engine import Engine
+from fairseq_deep.recipes.text import distilled
 from fairseq_deep.recipes.text.distilled import RECORD
 from fairseq_deep.tools import translate
 from tests.helpers import faults
@@ -198,36 +201,31 @@ def test_interruptions_lose_only_the_running_shards(trained, text, whole, tmp_pa
     assert (output / "train.de").read_text().splitlines() == expected and not work.exists()
 
 
-def test_killed_at_any_write_of_the_folder(trained, text, whole, tmp_path):
+def test_any_write_of_the_folder_may_fail_or_be_the_last(text, whole, tmp_path):
     """With all shards there, so that only the folder is put together; the same command ends all that it leaves."""
-    place, cases, ended = (tmp_path / name for name in ("place", "cases", "ended.json"))
+    place = tmp_path / "place"
     output, work = place / "out", place / "out.unfinished"
-    cases.mkdir()
     work.mkdir(parents=True)
     targets, record = (whole / "train.de").read_text().splitlines(), json.loads((whole / RECORD).read_text())
     (work / "settings.json").write_text(json.dumps({**record["settings"], "--shard-lines": 70}))
     for number in range(3):
         shard = {"targets": targets[70 * number : 70 * number + 70], "too_long": 0}
         (work / f"{number:06d}.json").write_text(json.dumps(shard))
-    prepare = ["tests.helpers.faults:install", str(place), str(cases), str(ended)]
-    distill(trained, text, output, *SHARDS, prepare=prepare)
-    assert hashes(output) == hashes(whole)
-    status, seen = json.loads(ended.read_text()), set()
-    assert len(status) > 30
-    for case, code in status.items():
-        kind = case.split(".")[0]
-        shutil.rmtree(place)
-        (cases / case).rename(place)
-        told = (cases / f"{case}.log").read_text()
-        assert (code == faults.KILLED) == (kind == "kill"), case
-        if code == 2:
-            assert told.count("\n") == 1 and os.strerror(getattr(errno, kind)) in told, case
-            assert not output.exists() and len(list(work.glob("0*.json"))) == 3, case
-        left = str([(path, path.is_file() and path.read_bytes()) for path in sorted(place.rglob("*"))])
-        if left not in seen:
-            seen.add(left)
-            distill(trained, text, output, *SHARDS)
-            assert hashes(output) == hashes(whole) and not work.exists(), case
+    job = distilled.Job(str(output), distilled.survey(str(text), ("en", "de")), 70, record["settings"])
+
+    def finish():
+        with Engine() as engine, job.begun(engine):
+            assert job.is_finished() or not job.missing() and job.finish() == 0
+
+    kinds = []
+    for kind, error in faults.each_fault(place, finish):
+        kinds.append(kind)
+        if error is not None:
+            assert isinstance(error, UsageError) and os.strerror(getattr(errno, kind)) in str(error), kind
+            assert "\n" not in str(error) and not output.exists() and len(list(work.glob("0*.json"))) == 3, kind
+        finish()
+        assert hashes(output) == hashes(whole) and not work.exists(), kind
+    assert min(map(kinds.count, faults.KINDS)) > 10
 
 
 def test_a_full_disk_leaves_no_half_shard(trained, text, tmp_path):

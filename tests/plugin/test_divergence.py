@@ -7,17 +7,15 @@ import pytest
 from fairseq import safe_numbers
 
 from fairseq_deep.recipes.compare import results
-from tests.helpers import faults
 from tests.helpers.commands import PACKAGE, losses, run, saved, train_command
 
 FLAGS = ("--max-epoch", "2", "--max-tokens", "150", "--no-epoch-checkpoints")
 
 
 def start(small, folder, *flags, poison=None):
-    log = folder.with_name(folder.name + ".log")
-    prepare = ("poison", *poison) if poison else None
-    status = faults.train(train_command(small, folder, *FLAGS, *flags), log, prepare)
-    return status, log.read_text()
+    prepare = poison and ("tests.helpers.faults:poison", *poison)
+    done = run(*train_command(small, folder, *FLAGS, *flags), check=False, prepare=prepare)
+    return done.returncode, done.text
 
 
 def assert_one_line(status, text, *parts):
@@ -41,7 +39,7 @@ def test_a_learning_rate_that_is_far_too_high(small, tmp_path):
 def test_the_module_where_it_began_is_named(small, tmp_path, name, value, backward, place):
     poison = (name, value, [3], backward)
     status, text = start(small, tmp_path / "save", poison=poison)
-    assert max(losses((tmp_path / "save.log").read_text())) == 2
+    assert max(losses(text)) == 2
     assert_one_line(status, text, "diverged in update 3: the gradient is not finite; ", place)
 
 

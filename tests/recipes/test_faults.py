@@ -1,104 +1,65 @@
-"""A small training in which each write to its folder fails in turn: the next start ends as if nothing had been."""
+"""Each write of a save fails in turn, or is the last one: complete checkpoints are left, and the next save succeeds.
 
-import hashlib
-import json
+``test_save_dir.py`` has what the next start does with them, and a real full disk.
+"""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import safe_save
+from fairseq import checkpoint_utils, safe_load, safe_save
+from fairseq.dataclass.configs import CheckpointConfig
 
 from tests.helpers import faults
-from tests.helpers.commands import losses, train_command
-
-FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--keep-last-epochs", "1")
-WRITES = 38
-"""How many there are; a test says so."""
 
 
-def state(folder):
-    """The last checkpoint, without the number that fairseq's positions never set."""
-    content = torch.load(folder / "checkpoint_last.pt", weights_only=False)
-    for name in [name for name in content["model"] if name.endswith("_float_tensor")]:
-        del content["model"][name]
-    return content
+@pytest.fixture
+def save(tmp_path, monkeypatch):
+    """save(epoch): begin in the folder as a training does, and save the checkpoints of an epoch."""
+    monkeypatch.setattr(safe_save, "LOCKS", [])
+    monkeypatch.setattr(checkpoint_utils.save_checkpoint, "best", 9.0, raising=False)
+    cfg = CheckpointConfig(save_dir=str(tmp_path / "save"), keep_last_epochs=1)
+
+    def save(epoch):
+        def write(path, extra):
+            checkpoint_utils.torch_persistent_save({"model": torch.full((50_000,), epoch), "extra_state": extra}, path)
+
+        safe_save.make_folder(cfg.save_dir, no_save=False)
+        trainer = SimpleNamespace(data_parallel_rank=0, consolidate_optimizer=lambda: None, save_checkpoint=write,
+                                  should_save_checkpoint_on_current_rank=True, checkpoint_suffix="",
+                                  get_num_updates=lambda: 10 * epoch)  # fmt: skip
+        iterator = SimpleNamespace(epoch=epoch, end_of_epoch=lambda: True, state_dict=lambda: {"epoch": epoch + 1})
+        checkpoint_utils.save_checkpoint(cfg, trainer, iterator, 9.0 - epoch)
+
+    return save
 
 
-@pytest.fixture(scope="module")
-def gone_on():
-    """What was found by starts that went on well."""
-    return set()
+def epochs(folder):
+    """{checkpoint: its epoch}; each is complete, and all of it is of this epoch."""
+    found = {}
+    for path in folder.glob("*.pt"):
+        state = torch.load(path)
+        found[path.name] = int(state["model"][0])
+        assert safe_save.is_whole(path) and (state["model"] == found[path.name]).all(), path
+        assert state["extra_state"]["train_iterator"]["epoch"] == found[path.name] + 1, path
+    return found
 
 
-@pytest.fixture(scope="module")
-def whole(small, tmp_path_factory):
-    """A training that ends: its losses and last state; and the folders, logs and statuses of its faults, by case."""
-    home = tmp_path_factory.mktemp("faults")
-    folder, cases, log, ended = (home / name for name in ("save", "cases", "log", "ended.json"))
-    folder.mkdir()
-    cases.mkdir()
-    install = ("install", str(folder), str(cases), str(ended))
-    status = faults.train(train_command(small, folder, *FLAGS), log, install)
-    assert status == 0, log.read_text()[-2000:]
-    return losses(log.read_text()), state(folder), cases, json.loads(ended.read_text())
-
-
-def found(folder):
-    """What a next start finds: the files, and a sum over all that is in each checkpoint but times."""
-    files = []
-    for path in sorted(folder.glob("*")):
-        parts = []
-        if path.suffix == ".pt":
-            content = torch.load(path, weights_only=False)
-            moments = content["last_optimizer_state"]["state"].values()
-            tensors = [value for name, value in content["model"].items() if not name.endswith("_float_tensor")]
-            tensors += [moment[name] for moment in moments for name in ("exp_avg", "exp_avg_sq")]
-            parts = [hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for tensor in tensors]
-            parts += [content["optimizer_history"], content["extra_state"]["train_iterator"]]
-        files.append((path.name, str(parts)))
-    return str(files)
-
-
-def assert_goes_on(small, folder, whole):
-    """The next start, whatever it finds, ends with the losses and the state of *whole*."""
-    log = folder.with_name(folder.name + ".again")
-    status = faults.train(train_command(small, folder, *FLAGS), log)
-    assert status == 0, log.read_text()[-2000:]
-    expected, final, *_ = whole
-    found = losses(log.read_text())
-    assert found.items() <= expected.items() and set(found) == set(
-        range(len(expected) + 1 - len(found), len(expected) + 1)
-    )
-    last = state(folder)
-    assert all(torch.equal(last["model"][name], value) for name, value in final["model"].items())
-    moments, expected = last["last_optimizer_state"]["state"], final["last_optimizer_state"]["state"]
-    assert all(torch.equal(moments[key]["exp_avg_sq"], expected[key]["exp_avg_sq"]) for key in expected)
-    return log.read_text()
-
-
-def test_the_writes_are_counted(whole):
-    """And old checkpoints were removed, which is one of them."""
-    losses, final, _, ended = whole
-    assert set(ended) == {f"{kind}.{at}" for kind in faults.KINDS for at in range(1, WRITES + 1)}
-    assert final["extra_state"]["train_iterator"]["epoch"] == 3 and len(losses) >= 4
-
-
-@pytest.mark.parametrize("kind", faults.KINDS)
-def test_a_write_that_fails_loses_nothing(small, whole, gone_on, kind):
-    """Whichever it is; of folders that hold the same, one is enough to start from."""
-    *_, cases, ended = whole
-    for at in range(1, WRITES + 1):
-        case = f"{kind}.{at}"
-        folder, status, text = cases / case, ended[case], (cases / f"{case}.log").read_text()
-        if kind == "kill":
-            assert status == faults.KILLED, case
-        elif status:
-            last = text.splitlines()[-1]
-            assert status == 1 and "cannot" in last and "save" in last and "Traceback" not in text, (case, text[-2000:])
-        else:  # the last thing that was to be done was to remove an old checkpoint, or room was not needed any more
-            assert "checkpoint1.pt cannot be removed: " in text or kind == "ENOSPC", (case, text[-2000:])
-        left = [path for path in folder.glob("*.pt") if not safe_save.is_whole(path)]
-        assert left == [], (case, "every checkpoint is whole")
-        begins_with = found(folder)
-        if begins_with not in gone_on:
-            assert_goes_on(small, folder, whole)
-            gone_on.add(begins_with)
+def test_a_write_that_fails_loses_nothing(save, tmp_path):
+    folder, cases = tmp_path / "save", []
+    save(1)
+    assert epochs(folder) == dict.fromkeys(("checkpoint1.pt", "checkpoint_best.pt", "checkpoint_last.pt"), 1)
+    for kind, error in faults.each_fault(folder, lambda: save(2)):
+        left = epochs(folder)
+        assert {"checkpoint_best.pt", "checkpoint_last.pt"} <= {*left}, kind
+        if isinstance(error, safe_load.CheckpointError):
+            assert kind != "kill" and "cannot" in str(error) and "save" in str(error) and "\n" not in str(error)
+        else:  # a kill, an old checkpoint that cannot be removed, or room that was not needed any more
+            assert error is None and (kind == "kill" or left["checkpoint_last.pt"] == 2)
+        assert safe_save.to_restore(str(folder / "checkpoint_last.pt"), no_last=False).endswith("checkpoint_last.pt")
+        save(2)
+        assert epochs(folder) == dict.fromkeys(("checkpoint2.pt", "checkpoint_best.pt", "checkpoint_last.pt"), 2)
+        cases.append((kind, error is None))
+    counts = {kind: len([case for case in cases if case[0] == kind]) for kind in faults.KINDS}
+    assert {*counts.values()} == {counts["kill"]} and counts["kill"] > 15, "each write, with each fault"
+    assert ("EIO", False) in cases and ("ENOSPC", False) in cases

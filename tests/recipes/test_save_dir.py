@@ -1,21 +1,20 @@
 """Checkpoints in --save-dir as an older fairseq, a disk or a user may leave them: what the next start does."""
 
 import os
+import resource
 import shutil
 
 import pytest
 from fairseq import safe_load, safe_save
 
-from tests.helpers import faults
-from tests.helpers.commands import losses, train_command
+from tests.helpers.commands import losses, run, train_command
 
 
-def start(small, folder, *flags):
+def start(small, folder, *flags, prepare=None):
     """Exit status and log of a training of two epochs."""
-    log = folder.with_name(f"{folder.name}.log")
-    flags = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150", *flags)
-    status = faults.train(train_command(small, folder, *flags), log)
-    return status, log.read_text()
+    flags = ("--max-epoch", "2", "--max-tokens", "150", *flags)
+    done = run(*train_command(small, folder, *flags), check=False, prepare=prepare)
+    return done.returncode, done.text
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +47,16 @@ def test_the_newest_whole_one_is_taken(small, second_epoch, stopped, damage):
     status, text = start(small, stopped)
     assert status == 0 and f"resuming from {stopped / 'checkpoint1.pt'}" in text, text[-1500:]
     assert losses(text) == second_epoch and min(second_epoch) > 1
+
+
+def test_a_full_disk_ends_in_one_line_and_the_next_start_loses_nothing(small, second_epoch, stopped):
+    full = ["resource:setrlimit", resource.RLIMIT_FSIZE, [20_000, 20_000]]
+    status, text = start(small, stopped, prepare=full)
+    last = text.strip().splitlines()[-1]
+    assert status == 1 and "Traceback" not in text and losses(text) == second_epoch
+    assert ".pt: cannot be saved (File too large); earlier checkpoints are complete: check the disk and run " in last
+    status, text = start(small, stopped)
+    assert status == 0 and losses(text) == second_epoch
 
 
 def test_without_a_whole_one_it_is_one_line_and_nothing_is_trained(small, stopped):

@@ -14,7 +14,6 @@ import pytest
 import torch
 from fairseq import safe_save, safe_stop
 
-from tests.helpers import faults
 from tests.helpers.commands import BIN, PACKAGE, losses, run, train_command
 from tests.helpers.forkserver import server
 from tests.helpers.recipes import write_program
@@ -35,16 +34,17 @@ def forkserver(tmp_path_factory):
 
 def start(small, folder, *flags, fault=None):
     """Exit status and log of a training."""
-    log = folder.with_name(folder.name + ".log")
-    return faults.train(train_command(small, folder, *FLAGS, *flags), log, fault), log
+    prepare = fault and ["tests.helpers.faults:send", *fault]
+    done = run(*train_command(small, folder, *FLAGS, *flags), check=False, prepare=prepare)
+    return done.returncode, done.text
 
 
 @pytest.fixture(scope="module")
 def whole(small, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "save"
     status, log = start(small, folder)
-    assert status == 0, log.read_text()[-2000:]
-    found = losses(log.read_text())
+    assert status == 0, log[-2000:]
+    found = losses(log)
     assert len(found) >= 6 and len(found) % 2 == 0
     return found, folder
 
@@ -66,15 +66,15 @@ def assert_equal(folder, other):
 def test_a_stopped_training_goes_on_bit_for_bit(small, whole, tmp_path, number, epochs):
     expected, reference = whole
     folder, update = tmp_path / "save", epochs * len(expected) // 2 or 1
-    status, log = start(small, folder, fault=("send", number, update - 1))
-    first = losses(log.read_text())
-    assert status == safe_stop.EXIT_STATUS == 75 and max(first) == update, log.read_text()[-1500:]
-    last = log.read_text().strip().splitlines()
+    status, log = start(small, folder, fault=(number, update - 1))
+    first = losses(log)
+    assert status == safe_stop.EXIT_STATUS == 75 and max(first) == update, log[-1500:]
+    last = log.strip().splitlines()
     assert f"stopped by a signal: saved checkpoint_last.pt at update {update}; run the same command to" in last[-1]
-    assert f"due to {number.name}" in log.read_text()
+    assert f"due to {number.name}" in log
     status, log = start(small, folder)
-    assert status == 0, log.read_text()[-1500:]
-    second = losses(log.read_text())
+    assert status == 0, log[-1500:]
+    second = losses(log)
     assert {**first, **second} == expected and len(first) + len(second) == len(expected)
     assert_equal(folder, reference)
 
@@ -82,26 +82,25 @@ def test_a_stopped_training_goes_on_bit_for_bit(small, whole, tmp_path, number, 
 @pytest.mark.parametrize("flag", ["--no-save", "--no-last-checkpoints"])
 def test_it_says_so_where_nothing_is_saved(small, tmp_path, flag):
     folder = tmp_path / "save"
-    status, log = start(small, folder, flag, fault=("send", signal.SIGTERM, 0))
-    assert status == 75 and "update 1 was not saved" in log.read_text()
+    status, log = start(small, folder, flag, fault=(signal.SIGTERM, 0))
+    assert status == 75 and "update 1 was not saved" in log
     assert (folder / ".lock").exists() == (flag != "--no-save"), "where nothing is saved, others may be at work"
 
 
 def test_validation_data_that_is_too_long_is_found_before_the_first_update(small, tmp_path):
     flags = ("--max-source-positions", "6", "--skip-invalid-size-inputs-valid-test")
     status, log = start(small, tmp_path / "save", *flags[:2])
-    text = log.read_text()
-    assert status == 1 and "Traceback" not in text and losses(text) == {}
-    assert re.match(r"valid: Size of sample #\d+ is invalid .* skip this example", text.strip().splitlines()[-1])
+    assert status == 1 and "Traceback" not in log and losses(log) == {}
+    assert re.match(r"valid: Size of sample #\d+ is invalid .* skip this example", log.strip().splitlines()[-1])
     status, log = start(small, tmp_path / "save", *flags, "--max-epoch", "1")
-    assert status == 0 and losses(log.read_text())
+    assert status == 0 and losses(log)
 
 
 def test_a_training_that_is_done_does_nothing_when_it_is_started_again(small, whole, tmp_path):
     folder = shutil.copytree(whole[1], tmp_path / "save")
     before = {path.name: path.read_bytes() for path in folder.glob("*.pt")}
     status, log = start(small, folder)
-    assert status == 0 and losses(log.read_text()) == {}
+    assert status == 0 and losses(log) == {}
     assert {path.name: path.read_bytes() for path in folder.glob("*.pt")} == before
 
 
@@ -331,8 +330,8 @@ def test_two_trainings_do_not_share_a_folder(small, tmp_path):
     child, _ = begin(train_command(small, tmp_path / "save", *LONG), 1)
     before = sorted(path.name for path in (tmp_path / "save").iterdir())
     status, log = start(small, tmp_path / "save")
-    last = log.read_text().strip().splitlines()[-1]
-    assert status == 1 and "Traceback" not in log.read_text() and losses(log.read_text()) == {}
+    last = log.strip().splitlines()[-1]
+    assert status == 1 and "Traceback" not in log and losses(log) == {}
     assert re.fullmatch(rf"\S+/save is in use by process {child.pid} on \S+, since .*: try again .*--save-dir", last)
     new = {path.name.replace(".tmp", "") for path in (tmp_path / "save").iterdir()} - set(before)
     assert new <= {"checkpoint_last.pt", "checkpoint_best.pt"}, "only the first one saves"
