@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.helpers.paths import ALONE, PACKAGE, ROOT
+from tests.helpers.paths import PACKAGE, ROOT
 
 PARTS = ["errors", "moved", "core", "runtime", "huggingface", "serving", "plugin", "tools", "recipes"]
 ABOVE = ["fairseq_deep.cli"]  # lists the commands of all parts
@@ -98,13 +98,6 @@ def test_no_test_module_is_imported():
         if name.startswith("tests.") and any(part.startswith(("test_", "conftest")) for part in name.split("."))
     ]
     assert len(files) > 100 and wrong == []
-
-
-def test_core_works_where_fairseq_is_missing():
-    """Every method is built, trained for a step and searched with, in a process that cannot import fairseq."""
-    done = subprocess.run([sys.executable, ALONE, "core"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.endswith("every method works\n")
 
 
 def test_recipes_prepare_text_without_torch():
