@@ -14,7 +14,7 @@ from unittest import mock
 
 from fairseq_deep.recipes import driver
 from tests.helpers.forkserver import BIN, SCRIPTS, server
-from tests.helpers.paths import PROGRAMS, ROOT
+from tests.helpers.paths import ROOT
 
 MAIN = ROOT / "run_wmt16_ende.sh"
 SMALL = ("--conf", "mini", "--bpe-merges", "50", "--workers", "1")
@@ -137,12 +137,6 @@ def begun(command, tools, calls, **how):
         assert child.poll() is None
         time.sleep(0.05)
     return child, int(hanging.read_text())
-
-
-def program(name, *words, langs=LANGS, **how):
-    """The ended process of a part of the recipes, such as "rebuild" (``recipe_programs.py``)."""
-    command = [sys.executable, PROGRAMS, name, "--source-lang", langs[0], "--target-lang", langs[1], *words]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, **how)
 
 
 def write_pairs(folder, **splits):

@@ -6,14 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
 from fairseq_deep.recipes import engine, record, watch
 from fairseq_deep.recipes.display import Display
-from tests.helpers.paths import PROGRAMS
 from tests.helpers.recipes import assert_gone
 
 SAVING = """
@@ -186,11 +184,16 @@ def test_a_training_that_goes_on_at_another_commit_says_both(tmp_path):
 
 def test_kill_9_leaves_nothing_running(tmp_path):
     mark, pid = tmp_path / "mark", tmp_path / "pid"
-    command = [sys.executable, PROGRAMS, "process", "--log", tmp_path / "log", "--", "bash", "-c",
-               SAVING.format(mark=mark, pid=pid)]  # fmt: skip
-    child = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL)
+    child = os.fork()
+    if child == 0:
+        try:
+            with engine.Engine() as running:
+                body = SAVING.format(mark=mark, pid=pid)
+                asyncio.run(running.run(["bash", "-c", body], str(tmp_path / "log"), watch.Watch()))
+        finally:
+            os._exit(1)
     number = int(wait_for(pid))
-    child.kill()
-    child.wait(30)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
     assert wait_for(mark) == "saved\n", "it was told, and could save"
     assert_gone(number, 10)
