@@ -7,11 +7,11 @@ do not, as they would by themselves. Run with "call" it is a stand-in for a cons
 
 import atexit
 import copy
-import dataclasses
 import functools
 import gc
 import importlib
 import json
+import logging
 import os
 import runpy
 import select
@@ -31,7 +31,8 @@ SCRIPTS = {
     "fairseq-deep": "fairseq_deep.cli:main",
     "torchrun": "torch.distributed.run:main",
 }  # fmt: skip
-EARLY = [place.split(":")[0] for place in SCRIPTS.values() if place.startswith("fairseq_cli")] + ["torch._dynamo"]
+PROGRAMS = [place.split(":")[0] for place in SCRIPTS.values() if place.startswith("fairseq_cli")]
+EARLY = [*PROGRAMS, "torch._dynamo"]
 
 
 class Server:
@@ -171,7 +172,8 @@ def work(job):
         sys.path.insert(1, str(Path(__file__).parents[2]))
         find(place)(*arguments)
         del sys.path[1]
-    set_up_logging(name)
+    if name == "fairseq-generate":  # its own set-up comes too late: some of its tasks have one
+        logging.basicConfig(level=logging.INFO)
     try:
         sys.exit(run_python() if name == "python3" else find(SCRIPTS[name])())
     except SystemExit as end:
@@ -211,63 +213,35 @@ def find(place):
 
 def quicken_hydra():
     """What hydra makes of a word, and of its defaults for the same choices, is made once."""
-    from hydra._internal import config_loader_impl as loader
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.config_store import ConfigStore
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parse, listed, compose = OverridesParser.parse_rule, loader.create_defaults_list, loader.ConfigLoaderImpl
-    made, lists, composed, of_defaults = {}, {}, {}, compose._compose_config_from_defaults_list
+    def once(function, key_of):
+        made = {}
 
-    def parse_rule(parser, text, rule):
-        if (text, rule) not in made:
-            made[text, rule] = parse(parser, text, rule)
-        return copy.deepcopy(made[text, rule])
+        def remember(*given, **named):
+            key = key_of(*given, **named)
+            if key not in made:
+                made[key] = function(*given, **named)
+            return copy.deepcopy(made[key])
 
-    def create_defaults_list(overrides_list, **options):
-        choices = [each for each in overrides_list if "." not in each.key_or_group]
-        key = tuple(each.input_line for each in choices)
-        if key not in lists:
-            lists[key] = listed(overrides_list=choices, **options)
-        values = [each for each in overrides_list if "." in each.key_or_group]
-        return dataclasses.replace(lists[key], config_overrides=[*lists[key].config_overrides, *values])
+        return remember
 
-    def compose_defaults(self, defaults, repo):
-        key = tuple(map(str, defaults))
-        if key in composed:
-            return composed.pop(key)  # a fork needs it once
-        found = of_defaults(self, defaults, repo)
-        composed[key] = copy.deepcopy(found)
-        return found
-
-    OverridesParser.parse_rule, loader.create_defaults_list = parse_rule, create_defaults_list
-    compose._compose_config_from_defaults_list = compose_defaults
+    OverridesParser.parse_rule = once(OverridesParser.parse_rule, lambda parser, text, rule: (text, rule))
+    ConfigLoaderImpl._compose_config_from_defaults_list = once(
+        ConfigLoaderImpl._compose_config_from_defaults_list, lambda loader, defaults, repo: tuple(map(str, defaults))
+    )
     ConfigStore.__deepcopy__ = lambda store, memo: store  # its load() gives copies
 
 
-def read_command_lines():
-    """Some usual ones, so that what this takes is ready."""
+def read_command_line():
+    """A usual one, so that what this takes is ready."""
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
     usual = "--arch transformer --optimizer adam --lr-scheduler inverse_sqrt --criterion label_smoothed_cross_entropy"
-    for parser, words in ((options.get_training_parser(), usual.split()),
-                          (options.get_generation_parser(), ["--path", "model"])):  # fmt: skip
-        convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, ["data", *words]))
-
-
-def set_up_logging(name):
-    """As importing the one script *name* does, and not the others."""
-    import logging
-
-    for handler in logging.root.handlers[:]:
-        logging.root.removeHandler(handler)
-    logging.root.setLevel(logging.WARNING)
-    if name in ("fairseq-interactive", "fairseq-preprocess", "fairseq-train", "fairseq-validate"):
-        level = os.environ.get("LOGLEVEL", "INFO").upper()
-        form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
-        logging.basicConfig(format=form, datefmt="%Y-%m-%d %H:%M:%S", level=level, stream=sys.stdout)
-    elif name == "fairseq-generate":  # which comes too late: something that it imports has done so
-        logging.basicConfig(level=logging.INFO)
+    convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), ["data", *usual.split()]))
 
 
 def main():
@@ -276,7 +250,10 @@ def main():
         importlib.import_module(module)
     del sys.path[0]
     quicken_hydra()
-    read_command_lines()
+    read_command_line()
+    for module in PROGRAMS:  # a fork imports its own again, which sets up the logs
+        del sys.modules[module]
+    logging.basicConfig(force=True, handlers=[], level=logging.WARNING)
     gc.collect()
     gc.freeze()  # what is there stays, and collections in the forks do not look at it
     job = serve(socket.socket(fileno=int(sys.argv[1])))
