@@ -55,7 +55,8 @@ elif [[ ${1-} == --nightly ]]; then
   shift
   seed=${SEED-$(date +%s)}
   echo "seed: $seed"
-  set -- -m nightly --hypothesis-seed="$seed" "$@"
+  export FAIRSEQ_DEEP_FUZZ="${FAIRSEQ_DEEP_FUZZ-15}" # times as many random files and command lines
+  set -- -m "nightly or fuzz" --hypothesis-seed="$seed" "$@"
 fi
 echo "pytest"
 python -m compileall -q fairseq_deep # once, and not in each process where PYTHONDONTWRITEBYTECODE is set

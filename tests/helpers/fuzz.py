@@ -1,6 +1,5 @@
 """How many files are changed at random, and how they are drawn: a small fixed sample, and many at night."""
 
-import inspect
 import os
 
 import pytest
@@ -11,31 +10,8 @@ import fairseq_deep  # noqa: F401 (registers its task)
 TIMES = int(os.environ.get("FAIRSEQ_DEEP_FUZZ", 1))
 
 
-def examples(count):
-    return settings(max_examples=count * TIMES, derandomize=TIMES == 1, database=None, deadline=None,
-                    suppress_health_check=list(HealthCheck))  # fmt: skip
-
-
-def fuzzed(few, many, **strategies):
-    """Make two tests of a property: *few* examples, always the same, and *many* at night.
-
-    The property takes the names of *strategies*, and fixtures.
-    """
-
-    def decorate(check):
-        fixtures = [name for name in inspect.signature(check).parameters if name not in strategies]
-
-        @pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.nightly)])
-        def test(request, count):
-            known = {name: request.getfixturevalue(name) for name in fixtures}
-
-            def holds(**drawn):
-                check(**known, **drawn)
-
-            usual = examples(count)
-            settings(usual, derandomize=count == few)(given(**strategies)(holds))()
-
-        test.__name__, test.__doc__ = check.__name__, check.__doc__
-        return test
-
-    return decorate
+def fuzzed(count, **strategies):
+    """Call a test *count* times with values of *strategies*, always the same; at night more often, with others."""
+    usual = settings(max_examples=count * TIMES, derandomize=TIMES == 1, database=None, deadline=None,
+                     suppress_health_check=list(HealthCheck))  # fmt: skip
+    return lambda check: pytest.mark.fuzz(usual(given(**strategies)(check)))

@@ -2,13 +2,12 @@
 
 A draw is refused in one line before the first update, or trains three updates with finite losses and a gradient for
 every parameter, saves, loads, decodes a step at a time as all at once, and is unchanged by padding and by the order of
-hypotheses. 10 draws, the same in each run, and 100 at night; FAIRSEQ_DEEP_DRAWS=5000 asks for more.
+hypotheses. 10 draws, the same in each run, and 150 at night.
 """
 
 import argparse
 import functools
 import math
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -19,13 +18,14 @@ from fairseq import checkpoint_utils, safe_stop
 from fairseq.models.transformer import TransformerModel
 from fairseq.trainer import Trainer
 from fairseq_cli.train import cli_main
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import note
 from hypothesis import strategies as st
 
 from fairseq_deep.core import layer_options
 from fairseq_deep.core.description import AXES
 from fairseq_deep.core.fields import Range
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from tests.helpers.fuzz import fuzzed
 from tests.helpers.invariances import (
     padding_and_batch_composition_change_nothing,
     steps_of_decoding_equal_whole_sentences,
@@ -206,16 +206,11 @@ def _unused(name, words):
     return dropped or alone and name.startswith("encoder.")
 
 
-COUNT = int(os.environ.get("FAIRSEQ_DEEP_DRAWS", 100))
-
-
-@pytest.mark.parametrize("count", [10, pytest.param(COUNT, marks=pytest.mark.nightly)])
-def test_a_draw_is_refused_or_holds(small, tmp_path, count):
+@pytest.mark.fuzz
+def test_a_draw_is_refused_or_holds(small, tmp_path):
     outcomes = []
 
-    @settings(max_examples=count, deadline=None, database=None, phases=[Phase.generate, Phase.shrink],
-              derandomize=count == 10, suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(command_lines())
+    @fuzzed(10, words=command_lines())
     def draw(words):
         with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
             note(" ".join(words))

@@ -6,7 +6,6 @@ import random
 import re
 import shutil
 import struct
-import sys
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from fairseq_deep.runtime.packaged.config import model_settings
 from fairseq_deep.runtime.packaged.folder import write_sums
 from tests.helpers.exports import write_model
 from tests.helpers.fuzz import TIMES
+from tests.helpers.hostile import seen
 from tests.helpers.methods import DLCL
 from tests.helpers.models import VOCAB
 
@@ -157,30 +157,13 @@ HOSTILE = {
 
 
 def opened(action):
-    """The files that Python opens while *action* runs, which may raise."""
-    seen = []
-    OPENED.append(seen)
-    try:
-        action()
-    except UsageError as error:
-        return seen, str(error)
-    finally:
-        OPENED.remove(seen)
-    return seen, ""
-
-
-OPENED = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def watched():
-    def hook(event, arguments):
-        if OPENED and event == "open":
-            OPENED[-1].append(str(arguments[0]))
-        elif OPENED and event in ("os.system", "subprocess.Popen"):
-            OPENED[-1].append(event)
-
-    sys.addaudithook(hook)
+    """The files that Python opens while *action* runs, and what it runs; its error."""
+    with seen() as events:
+        try:
+            action()
+        except UsageError as error:
+            return events, str(error)
+    return events, ""
 
 
 def changed(whole, folder, change):
@@ -208,9 +191,9 @@ def test_a_hostile_folder_is_refused(name, whole, command, tmp_path):
     assert not os.path.exists("MARK")
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(50 * TIMES, marks=pytest.mark.nightly)])
+@pytest.mark.fuzz
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "dict.src.txt"])
-def test_what_is_changed_at_random_is_read_or_refused(name, count, whole, tmp_path):
+def test_what_is_changed_at_random_is_read_or_refused(name, whole, tmp_path):
     """A few bytes of the text, or of the header of the weights; the checksums fit."""
     rng, outcomes = random.Random(7), []
 
@@ -221,7 +204,7 @@ def test_what_is_changed_at_random_is_read_or_refused(name, count, whole, tmp_pa
             content[rng.randrange(size)] = rng.choice(b'0123456789[]{},:"-\n aFIU#\x00\xff')
         (folder / name).write_bytes(content[: rng.choice([None, None, None, rng.randrange(size)])])
 
-    for _ in range(count):
+    for _ in range(8 * TIMES):
         path = changed(whole, tmp_path / "made", change)
         seen, problem = opened(lambda path=path: packaged.load(path))
         assert "\n" not in problem and all(each.startswith(f"{tmp_path}/made/") for each in seen)

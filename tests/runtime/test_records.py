@@ -137,16 +137,16 @@ READERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(30 * TIMES, marks=pytest.mark.nightly)])
+@pytest.mark.fuzz
 @pytest.mark.parametrize("name", READERS)
-def test_a_record_that_is_changed_at_random_is_read_or_refused_in_one_line(name, count, tmp_path, capsys):
+def test_a_record_that_is_changed_at_random_is_read_or_refused_in_one_line(name, tmp_path, capsys):
     run, rng = make_run(tmp_path / "run"), random.Random(5)
     (run / "averaged.pt").touch()
     (run / "data-bin").mkdir()
     (run / "text/bpe").mkdir()
     make_run(run / "seeds/seed1")
     text, commands = READERS[name]
-    for _ in range(count):
+    for _ in range(8 * TIMES):
         (run / name).write_text(spoiled(text, rng), encoding="utf-8", errors="surrogatepass")
         for command in commands:
             code = main([word.format(run=run) for word in command.split()])
