@@ -3,6 +3,8 @@
 Run ``python -m tests.helpers.language`` in the root to list hits.
 """
 
+import ast
+import inspect
 import re
 
 from tests.helpers.docs import PAGES, prose
@@ -19,20 +21,15 @@ PHRASES = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 CODE = re.compile(r"``[^`]*``|`[^`]*`")
-PYTHON = re.compile(r'"""(?P<long>[\s\S]*?)"""|"(?P<short>(?:\\.|[^"\\\n])*)"|#(?P<comment>.*)')
-"""Docstrings, other strings and comments; strings have double quotes."""
 
 
 def text_of(path):
-    """Return the words of a file as one line, without code and tables."""
+    """Return the words of a page without code and tables, or the docstrings and messages of a module."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
-        found = [match.group(match.lastgroup) for match in PYTHON.finditer(text)]
-        lines = [line for each in found for line in each.splitlines() if not line.lstrip().startswith(("|", ">>>"))]
-        text = re.sub(r"\{[^{}]*\}", "CODE", " ".join(lines))
-    else:
-        text = re.sub(r"\]\([^)]*\)", "]", " ".join(prose(text)))
-    return " ".join(CODE.sub("CODE", text).split())
+        constants = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+        text = "\n\n".join(inspect.cleandoc(each) for each in constants if isinstance(each, str))
+    return " ".join(CODE.sub("CODE", re.sub(r"\]\([^)]*\)", "]", " ".join(prose(text)))).split())
 
 
 def hits(text):

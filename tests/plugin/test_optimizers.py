@@ -17,7 +17,6 @@ from fairseq_deep.plugin.training.adam import FusedAdam
 from fairseq_deep.plugin.training.fp16 import FP16Optimizer
 from fairseq_deep.plugin.training.muon import SCALES, Muon, is_matrix, orthogonalise
 from fairseq_deep.plugin.training.optimizer import MuonConfig
-from tests.helpers.flags import parse
 from tests.helpers.methods import METHODS, OPTIONS, depths
 from tests.reference import naive_muon
 
@@ -25,7 +24,6 @@ SHAPES = [(3, 5), (5, 3), (4, 4), (7, 5), (4,), (6, 2), (3, 4, 2), (1,), ()]  # 
 MATRICES = 4
 RATES = {"betas": (0.9, 0.98), "eps": 1e-3}  # so large that its place shows
 MUON = {**RATES, "lr": 0.1, "weight_decay": 0.1}
-TINY = "transformer_prenorm_2l2l_tiny"
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
@@ -294,9 +292,3 @@ def test_a_state_of_the_other_optimizer_is_one_line(saved, loaded):
     with pytest.raises(UsageError, match=words) as error:
         wrapped("fp32", loaded, weights).load_state_dict(first.state_dict())
     assert "\n" not in str(error.value)
-
-
-def test_completep_rates_and_fp16_on_a_cpu_are_accepted_with_muon():
-    """fairseq's flattened copies would exclude both."""
-    flags = ["--residual", "completep", "--completep-rates", "--fp16", "--cpu", "--optimizer", "muon"]
-    assert parse("--arch", TINY, *flags).fp16

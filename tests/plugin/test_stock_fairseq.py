@@ -10,7 +10,6 @@ import torch
 from fairseq import utils
 
 from fairseq_deep.plugin.architectures import ARCHITECTURES
-from tests.helpers.flags import parse
 from tests.helpers.methods import structure
 from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
 
@@ -165,12 +164,3 @@ def test_what_differs_in_its_start_alone_loads_into_fairseqs_transformer(name, f
     words = batch[2].ne(dictionary.pad())
     scores = [each(*batch)[0][words] for each in (model, stock)]
     torch.testing.assert_close(*scores, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_of_fairseqs_own_flags_only_those_of_the_row_differ(name):
-    """Depth, width, norms and dropout; whatever else fairseq's transformer has is at its default."""
-    ours, theirs = (vars(parse("--arch", arch)) for arch in (name, "transformer"))
-    different = {flag for flag in theirs if ours[flag] != theirs[flag]} - {"arch"}
-    assert different <= {"dropout", "attention_dropout", "activation_dropout", "encoder_layers", "decoder_layers",
-                         "encoder_normalize_before", "decoder_normalize_before", "layernorm_embedding"}  # fmt: skip

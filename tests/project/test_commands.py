@@ -86,11 +86,3 @@ def test_recipe_lines_are_accepted(script):
     assert lines
     for words in lines:
         DRIVERS[kind]().parse(words)
-
-
-def test_what_counts_as_a_command(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.helpers.docs.ROOT", tmp_path)
-    (tmp_path / "page.md").write_text("fairseq-deep no\n\n    cat x | fairseq-deep a 'b c' \\\n      d > e  # f\n\n"
-                                      "```\nfairseq-deep g < h && fairseq-deep i\n```\n")  # fmt: skip
-    found = [words[1:] for words in command_lines("page.md", "fairseq-deep")]
-    assert found == [["a", "b c", "d"], ["g"], ["i"]]

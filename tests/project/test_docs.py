@@ -42,14 +42,6 @@ def test_sentences_have_at_most_40_words():
     assert wrong == []
 
 
-def test_what_counts_as_a_sentence():
-    page = "# One two\n\nThree `four five` [six](seven.md).\nEight et al. (2019)\n\n    nine ten\n\n| a | b |\n\n"
-    page += "- Two.\n  One!\n\n$$\nx = y\n$$\n\nLet $x + y$ be $2$.\n"
-    found = [text for paragraph in prose(page) for text in sentences(paragraph)]
-    assert found == ["Three CODE six.", "Eight et al (2019)", "Two.", "One!", "Let CODE be CODE."]
-    assert [words(text) for text in found] == [3, 4, 1, 1, 4]
-
-
 @pytest.mark.parametrize("folder", ["docs", "examples", "benchmarks", "third_party"])
 def test_the_site_has_a_line_for_each_page(folder):
     """mkdocs would stop at one that is in no line; the hook nav.py adds the pages of methods."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.helpers.language import files, hits, over, text_of
+from tests.helpers.language import files, hits, over
 from tests.helpers.paths import ROOT
 
 
@@ -19,10 +19,3 @@ def test_phrases_are_rare():
 ])  # fmt: skip
 def test_phrases(text, found):
     assert hits(text) == found
-
-
-def test_code_and_tables_are_no_text(tmp_path):
-    page, module = tmp_path / "page.md", tmp_path / "module.py"
-    page.write_text("# Told\n\n`told` [this](told.md) here\nalone\n\n| told |\n|---|\n\n    told\n")
-    module.write_text('"""Told.\n\n| told | told |\n"""\ntold = f"alone {told}"  # beside\n')
-    assert text_of(page) == "CODE [this] here alone" and hits(text_of(module)) == ["Told", "alone", "beside"]
