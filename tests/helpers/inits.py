@@ -1,34 +1,43 @@
-"""Initialisations: the cases of each, the closed forms of the papers, and what is drawn for each parameter."""
+"""Initialisations: the cases of each, whose values are in ``tests/snapshots/initial.txt``; what is drawn."""
 
 import contextlib
-import math
-import re
 from unittest import mock
 
 import torch
 
-from tests.reference.naive_connections import deepnet_beta, tfixup_factor
+from fairseq_deep.core.inits import INITS
+from tests.helpers.decoder_attention import KINDS, LUNA
+from tests.helpers.methods import DLCL, LSTM, named
+from tests.helpers.models import POSTNORM
 
-# every method with the options that change a number
-CASES = [
-    ("fairseq", {}),
-    ("xavier", {}),
-    ("lipschitz", {}),
-    ("lipschitz", {"lipschitz_embeddings": "normal"}),
-    ("ds", {}),
-    ("ds", {"ds_init_exponent": 0.5}),
-    ("ds", {"ds_init_exponent": 0.5, "ds_init_split_qkv": True}),
-    ("ds", {"ds_init_alpha": 0.5, "ds_init_exponent": 0.0}),
-    ("deepnet", {}),
-    ("admin", {}),
-    ("admin", {"admin_start": "profile"}),
-    ("tfixup", {}),
-    ("rezero", {}),
-    ("depth-scaled", {}),
-    ("depth-scaled", {"depth_scaled_kind": "gpt2"}),
+SIDES = ("encoder", "decoder")
+# the options that change a number, and the attentions with matrices of their own
+RULES = [
+    *({"deep_init": method} for method in INITS.names()),
+    {"deep_init": "lipschitz", "lipschitz_embeddings": "normal"},
+    {"deep_init": "ds", "ds_init_exponent": 0.5},
+    {"deep_init": "ds", "ds_init_exponent": 0.5, "ds_init_split_qkv": True},
+    {"deep_init": "ds", "ds_init_exponent": 0.0, "ds_init_alpha": 0.5},
+    {"deep_init": "ds", "encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5},
+    {"deep_init": "depth-scaled", "depth_scaled_kind": "gpt2"},
+    *({"deep_init": "admin", "admin_start": start} for start in ("1", "n", "profile")),
+    {"deep_init": "xavier", "decoder_embed_dim": 24},
+    # matrices of merged attentions are separate: Xavier's gamma is sqrt(6 / 2C), not that of a fused matrix
+    *({"deep_init": "xavier", **kind} for kind in KINDS.values() if kind),
+    *({"deep_init": method, **KINDS["merged"]} for method in ("fairseq", "lipschitz", "ds", "admin")),
+    *({"deep_init": method, **KINDS[kind]} for method in ("deepnet", "tfixup") for kind in ("average-ffn", "ssru")),
+    *({"deep_init": "depth-scaled", "depth_scaled_kind": "gpt2", **KINDS[kind]} for kind in ("merged", "average-ffn")),
+    *({"deep_init": method, **LUNA} for method in ("xavier", "ds", "lipschitz")),
+    *({"deep_init": "lipschitz", "layer_agg": name} for name in ("residual-dual", "hyper-connections")),
+    {"deep_init": "lipschitz", "encoder_learned_pos": True, "relative_positions": 6},
 ]
-METHODS = sorted({method for method, _ in CASES})
-MATRIX = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(?:(self_attn|encoder_attn)\.)?(\w+_proj|fc\d)\.(weight|bias)")
+CASES = named(
+    [
+        *((POSTNORM, {"encoder_layers": 2, "decoder_layers": 3, **flags}) for flags in RULES),
+        (DLCL, {"deep_init": "depth-scaled"}),
+        *((LSTM, {"lstm_share": "gate-encdec", f"{side}_deep_init": "lipschitz"}) for side in SIDES),
+    ]
+)
 
 
 class Draws(contextlib.ExitStack):
@@ -70,36 +79,3 @@ def initial_values(make):
     with Draws() as draws:
         model = make()
     return model, {name: draws.of(parameter) for name, parameter in model.named_parameters()}
-
-
-def stock(role, part, fan_out, fan_in, one_width):
-    """fairseq's start, without ``--deep-init``; stacks of different width lose a factor in what connects them."""
-    if role.startswith("fc"):
-        return "uniform", math.sqrt(1 / fan_in)
-    fused = role != "out_proj" and (part == "self_attn" or one_width)
-    return "uniform", math.sqrt(6 / (fan_in + fan_out)) * (math.sqrt(0.5) if fused else 1)
-
-
-def expected(method, options, side, layer, part, role, fan_out, fan_in, n, m, one_width):
-    """Distribution of a matrix, and its bound ("uniform") or standard deviation ("normal")."""
-    gamma = math.sqrt(6 / (fan_in + fan_out))
-    paper = math.sqrt(6 / (4 * fan_in)) if part == "self_attn" and role in ("q_proj", "k_proj", "v_proj") else gamma
-    scaled = role in ("v_proj", "out_proj", "fc1", "fc2")
-    if method == "fairseq":
-        return stock(role, part, fan_out, fan_in, one_width)
-    if method in ("xavier", "admin", "rezero"):
-        return "uniform", paper
-    if method == "lipschitz":
-        return "uniform", math.sqrt(1 / fan_in)
-    if method == "ds":
-        paper = gamma if options.get("ds_init_split_qkv") else paper
-        return "uniform", paper * options.get("ds_init_alpha", 1.0) / layer ** options.get("ds_init_exponent", 0.25)
-    if method == "deepnet":
-        return "normal", math.sqrt(2 / (fan_in + fan_out)) * (deepnet_beta(side, n, m) if scaled else 1)
-    if method == "tfixup":
-        return "uniform", gamma * (tfixup_factor(side, n, m) if scaled else 1 if part is None else math.sqrt(0.5))
-    if options.get("depth_scaled_kind") == "gpt2":
-        connections = 2 * n if side == "encoder" else 3 * m
-        return "normal", 0.02 / math.sqrt(connections) if role in ("out_proj", "fc2") else 0.02
-    assert method == "depth-scaled"
-    return "uniform", gamma / math.sqrt(layer)

@@ -25,6 +25,17 @@ def methods():
             yield f"{axis}-{name}", (PRENORM if "pre" in norms else POSTNORM, {axis: name, **NEEDS.get(name, {})})
 
 
+def named(rows):
+    """{name: (architecture, flags)}."""
+    return {
+        " ".join([
+            name.removeprefix("transformer_").removesuffix("_2l2l_tiny"),
+            *(f"{flag}={value}" for flag, value in flags.items() if value is not None),
+        ]): (name, flags)
+        for name, flags in rows
+    }  # fmt: skip
+
+
 METHODS = dict(methods())
 # what computes otherwise than the method's default does
 _OPTIONS = [
@@ -89,13 +100,7 @@ _OPTIONS = [
     (PRENORM, {"share_all_embeddings": True, "layernorm_embedding": True, "decoder_learned_pos": True}),
     ("transformer_prenorm_6l_big_encoder", {"encoder_layers": 2, "decoder_layers": 2, "decoder_memory": "layerwise"}),
 ]
-OPTIONS = {
-    " ".join([
-        name.removeprefix("transformer_").removesuffix("_2l2l_tiny"),
-        *(f"{flag}={value}" for flag, value in flags.items() if value is not None),
-    ]): (name, flags)
-    for name, flags in _OPTIONS
-}  # fmt: skip
+OPTIONS = named(_OPTIONS)
 
 
 # models that know languages, whose vocabulary has to have tags

@@ -19,7 +19,7 @@ from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.recipes import driver
 from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe
-from tests.helpers.inits import initial_values
+from tests.helpers.inits import CASES, initial_values
 from tests.helpers.methods import LANGUAGES, METHODS, OPTIONS
 from tests.helpers.models import POSTNORM, PRENORM, VOCAB, make_tagged_dictionary, tiny_flags
 from tests.helpers.paths import ROOT
@@ -136,7 +136,7 @@ def initial():
     Without those that the same parameter of a plain model has, the 1 of a weight, and the 0 of a bias.
     """
     plain, lines = starts(PRENORM, {}) | starts(POSTNORM, {}), []
-    for name, (arch, flags) in {**METHODS, **OPTIONS, **LANGUAGES}.items():
+    for name, (arch, flags) in {**METHODS, **OPTIONS, **LANGUAGES, **CASES}.items():
         found = [(key, text) for key, text in starts(arch, flags) if text != str(int(key.endswith("weight")))]
         rows = [f"  {key}: {text}" for key, text in found if (key, text) not in plain]
         lines += [name] * bool(rows) + rows

@@ -7,18 +7,6 @@ def deepnet_alpha(side, n, m):
     return 0.81 * (n**4 * m) ** (1 / 16) if side == "encoder" else (3 * m) ** 0.25
 
 
-def deepnet_beta(side, n, m):
-    return 0.87 / (n**4 * m) ** (1 / 16) if side == "encoder" else 1 / (12 * m) ** 0.25
-
-
-def admin_omega(connections):
-    return math.sqrt((connections + 1) / math.log(connections + 1) - 1)
-
-
-def tfixup_factor(side, n, m):
-    return 0.67 / n**0.25 if side == "encoder" else 1 / (9 * m) ** 0.25
-
-
 def connect(method, factor):
     """r(x, F(x)) of one sub-layer: its *factor* is alpha (DeepNet), omega (Admin) or a (ReZero)."""
     return {
