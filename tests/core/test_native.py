@@ -14,13 +14,12 @@ import pytest
 import torch
 
 from fairseq_deep.core.attention.beams import SharedBeamState
-from fairseq_deep.core.layers import LayerContext
 from fairseq_deep.core.native import library, load, status
-from fairseq_deep.core.native.encoder import find_encoder
 from fairseq_deep.core.native.steps import begin_step
 from fairseq_deep.core.residuals.branchnorm import BranchNorm
 from fairseq_deep.core.residuals.peri import PeriNorm
 from tests.helpers.generation import near, prepared_model, without_kernels
+from tests.helpers.steps import orders, steps_of_search
 
 pytestmark = [pytest.mark.skipif(load() is None, reason=f"decoding uses {status()}"),
               pytest.mark.usefixtures("no_gradients")]  # fmt: skip
@@ -67,11 +66,6 @@ def test_encoder_layers_are_those_of_torch(name, threads, prepared, monkeypatch)
     assert sum(ran) == 6 * 3 and len(ran) == (6 * 3 if name == "sums between layers" else 6)
 
 
-def lstm_inputs(lstm, rows=13):
-    width = lstm.gates[0].weight.size(1) - lstm.dim
-    return [torch.randn(1, rows, lstm.dim) for _ in range(2)], torch.randn(1, rows, width)
-
-
 def doubled(module, name):
     setattr(module, name, torch.nn.Parameter(2 * getattr(module, name)))
 
@@ -80,54 +74,46 @@ def load_doubled(linear):
     linear.load_state_dict({name: 2 * value for name, value in linear.state_dict().items()})
 
 
-# what other kernels follow, and after a None what is left to torch: of a layer (and its stack), and of an LSTM's parts
+def drops(dropout):
+    dropout.apply_during_inference = True
+
+
+# of an encoder layer and the description of its stack, and of parts of a depth-wise LSTM
 CHANGES = {
-    "layer": [
-        lambda layer, stack: load_doubled(layer.fc1),
-        lambda layer, stack: doubled(layer.final_layer_norm, "weight"),
-        lambda layer, stack: doubled(layer.fc1, "bias"),
-        None,
-        lambda layer, stack: layer.train(),
-        lambda layer, stack: setattr(layer.dropout_module, "apply_during_inference", True),
-        lambda layer, stack: setattr(layer.self_attn.dropout_module, "apply_during_inference", True),
-        lambda layer, stack: setattr(layer, "residual", PeriNorm(stack, 1)),
-        lambda layer, stack: setattr(layer, "residual", BranchNorm(stack, 1)),
-    ],
-    "lstm": [
-        lambda hidden, gates: load_doubled(hidden.fc2),
-        lambda hidden, gates: doubled(gates, "bias"),
-        lambda hidden, gates: doubled(hidden.layer_norm, "weight"),
-        lambda hidden, gates: doubled(gates, "norm_weight"),
-        None,
-        lambda hidden, gates: hidden.train(),
-        lambda hidden, gates: setattr(hidden.dropout, "apply_during_inference", True),
-    ],
+    "a matrix is loaded": lambda layer, stack: load_doubled(layer.fc1),
+    "a norm is another": lambda layer, stack: doubled(layer.final_layer_norm, "weight"),
+    "a bias is another": lambda layer, stack: doubled(layer.fc1, "bias"),
+    "a layer trains": lambda layer, stack: layer.train(),
+    "dropout is retained": lambda layer, stack: drops(layer.dropout_module),
+    "attention dropout is retained": lambda layer, stack: drops(layer.self_attn.dropout_module),
+    "branches have norms": lambda layer, stack: setattr(layer, "residual", PeriNorm(stack, 1)),
+    "branches grow": lambda layer, stack: setattr(layer, "residual", BranchNorm(stack, 1)),
+    "LSTM: a matrix is loaded": lambda hidden, gates: load_doubled(hidden.fc2),
+    "LSTM: a bias is another": lambda hidden, gates: doubled(gates, "bias"),
+    "LSTM: a norm is another": lambda hidden, gates: doubled(hidden.layer_norm, "weight"),
+    "LSTM: a norm of gates is another": lambda hidden, gates: doubled(gates, "norm_weight"),
+    "LSTM: it trains": lambda hidden, gates: hidden.train(),
+    "LSTM: dropout is retained": lambda hidden, gates: drops(hidden.dropout),
 }
 
 
-@pytest.mark.parametrize("kind, number", [(kind, number) for kind, changes in CHANGES.items()
-                                          for number, change in enumerate(changes) if change])  # fmt: skip
-def test_changes_of_a_module_are_seen(kind, number, prepared):
-    change, follows = CHANGES[kind][number], number < CHANGES[kind].index(None)
-    if kind == "layer":
-        encoder = prepared(PRE, attention_dropout=0.1, encoder_layers=1).encoder
-        parts, x = (encoder.layers[0], encoder.stack), torch.randn(7, 3, encoder.stack.dim)
-        find, torchs = lambda: find_encoder(encoder, x, None), lambda: [parts[0](x, LayerContext())[0]]
-        run = lambda native: [native(x, None)]  # noqa: E731
-    else:
-        lstm = prepared(LSTM, lstm_biases=True, dropout=0.1).decoder.aggregator
-        (state, attention), parts = lstm_inputs(lstm, 5), (lstm.hidden[1], lstm.gates[0])
-        find, torchs = lambda: lstm._native(state[0], 1), lambda: lstm.write(state, 1, attention)
-        run = lambda native: native(state[0], attention, state[1])  # noqa: E731
-        assert find() is not lstm._native(state[0], 0)
-    first = find()
-    assert first is not None and find() is first
-    change(*parts)
-    found = find()
-    assert (found is not None) == follows
-    if follows:
-        assert found is not first and not torch.allclose(run(found)[0], run(first)[0])
-        near(run(found), without_kernels(torchs))
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_of_a_module_are_seen(change, prepared):
+    """After kernels have run; dropout, which is left to torch, drops all."""
+    flags = {"lstm_biases": True} if "LSTM" in change else {}
+    model = prepared(LSTM if flags else PRE, dropout=1.0, attention_dropout=1.0, **flags)
+    aggregator = model.decoder.aggregator
+    parts = (aggregator.hidden[1], aggregator.gates[0]) if flags else (model.encoder.layers[0], model.encoder.stack)
+
+    def run():
+        return torch.cat([model.encoder(torch.arange(4, 18).view(2, 7), None)["encoder_out"][0].flatten(),
+                          *map(torch.flatten, steps_of_search(model, orders(2)))])  # fmt: skip
+
+    before = run()
+    near(before, without_kernels(run))
+    CHANGES[change](*parts)
+    near(run(), without_kernels(run))
+    assert not torch.allclose(run(), before)
 
 
 def test_hypotheses_with_padding_are_left_to_torch(prepared):
