@@ -1,19 +1,15 @@
-"""Admin's omega, profiled on the first training batch: which batch counts, what it learns from it, saved models.
+"""Admin's omega, profiled on the first training batch: which batch counts, and what is learned from it.
 
-The recursion is proven in ``test_whole_models.py``, the closed form in ``test_inits.py``.
+``tests/plugin/test_admin_profile.py`` has the recursion, and saved models; the closed form is in ``test_inits.py``.
 """
 
 import copy
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
-from fairseq.tasks.translation import TranslationTask
 
 from fairseq_deep.core.registry import UsageError
-from tests.helpers.flags import parse
 from tests.helpers.models import POSTNORM, make_batch
-from tests.helpers.tensors import shake
 
 PROFILE = {"deep_init": "admin", "admin_start": "profile"}
 
@@ -62,27 +58,6 @@ def test_only_the_first_training_batch_is_profiled(make, dictionary):
     assert all(values[1:].gt(1.1).all() for values in first.values())
     model(*make_batch(dictionary))
     assert all(torch.equal(values, first[side]) for side, values in omegas(model).items())
-    layers = (*model.encoder.layers, *model.decoder.layers)
-    assert not any(layer.residual._forward_pre_hooks for layer in layers)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("how", ["profile", "logn"])
-def test_a_loaded_model_is_not_profiled_again(how, dictionary, tmp_path):
-    """fairseq builds the model from the flags that the checkpoint holds."""
-    args = parse("--arch", POSTNORM, "--encoder-embed-dim", "16", "--deep-init", "admin", "--admin-start", how)
-    task, batch = TranslationTask(args, dictionary, dictionary), make_batch(dictionary)
-    model = task.build_model(args).train()
-    model(*batch)
-    shake(model, 0.3)
-    history = [{"optimizer_name": "adam", "lr_scheduler_state": {}, "num_updates": 1}]
-    state = {"args": args, "model": model.state_dict(), "optimizer_history": history, "extra_state": {}}
-    torch.save(state, tmp_path / "model.pt")
-    (loaded,), _ = checkpoint_utils.load_model_ensemble([str(tmp_path / "model.pt")], task=task)
-    assert torch.equal(loaded.eval()(*batch)[0], model.eval()(*batch)[0])
-    loaded.train()(*batch)
-    for (name, value), again in zip(model.named_parameters(), loaded.parameters()):
-        assert torch.equal(again, value), name
 
 
 def test_half_precision_is_not_profiled(make, batch):

@@ -91,27 +91,6 @@ def test_without_a_finite_gradient_there_are_no_shares(build, dictionary, value)
     assert depth_record(build("transformer_postnorm_2l2l_tiny")) == {}
 
 
-def test_layers_that_layerdrop_left_out_are_recorded(build, dictionary):
-    model = build("transformer_prenorm_6l", encoder_layerdrop=0.9).train()
-    backward(model, dictionary)
-    record = depth_record(model)
-    assert [f"enc_{number}" in record for number in range(1, 8)] == [True] * 6 + [False]
-    assert min(record[f"enc_{number}"] for number in range(1, 7)) == 0.0  # those that did not run
-
-
-def test_summary_of_dlcl_weights(build):
-    model = build("transformer_dlcl_3l3l_small", decoder_layer_agg="residual")
-    weight = torch.tensor([[1.0, 9, 9, 9], [-2, 3, 9, 9], [0.5, -0.25, 4, 9], [1, 1, 2, -8]])
-    with torch.no_grad():
-        model.encoder.aggregator.weight.copy_(weight)
-    assert depth_record(model) == {
-        "dlcl_enc_newest": (1 + 3 + 4 + 8) / 4,
-        "dlcl_enc_previous": pytest.approx((2 + 0.25 + 2) / 3),
-        "dlcl_enc_older": pytest.approx((0.5 + 1 + 1) / 3),
-        "dlcl_enc_embedding": (1 + 2 + 0.5 + 1) / 4,
-    }
-
-
 WEIGHTS = [{}, {"dlcl_window": 2}, {"dlcl_normalize": True, "dlcl_window": 3}, {"dlcl_weight_type": "scalar_4"},
            {"dlcl_weight_type": "vector", "dlcl_normalize": True}, {"dlcl_fixed": True}]  # fmt: skip
 
@@ -134,24 +113,16 @@ def test_weights_are_those_that_the_sums_use(build, flags):
             torch.testing.assert_close(matrix.values[layer, entry], used.mean())
 
 
-def test_gates_of_the_lstm(build):
-    model = build("transformer_lstm_3l3l", lstm_share="none")
-    names, size = ("input", "forget", "output"), 3 * 16 * 32  # three layers, width 16
-    with torch.no_grad():
-        for side, factor in (("encoder", 1.0), ("decoder", 10.0)):
-            for gates in getattr(model, side).aggregator.gates:
-                for value, matrix in enumerate(gates.weight.chunk(3), 1):
-                    matrix.fill_(factor * value)
-    record = depth_record(model)
-    for side, factor in (("enc", 1.0), ("dec", 10.0)):
-        for value, name in enumerate(names, 1):
-            assert record[f"lstm_{side}_{name}_gate"] == pytest.approx(factor * value * math.sqrt(size))
-    assert not [name for name in depth_record(build("transformer_rnn_6l")) if name.startswith("lstm")]
-
-
 EMA, BANDS = 0.3, {"newest": 1.0, "previous": 0.0, "older": 0.0, "embedding": 0.25}
 SHOWN = [  # a method with three layers, the values of its parameters, and what is recorded of them
     ("attention-residual", {}, {"query": [[2.0] * 7] * 6}, {"query": 2 * (6 * 7) ** 0.5}),
+    ("dlcl", {}, {"weight": [[1.0, 9, 9, 9], [-2, 3, 9, 9], [0.5, -0.25, 4, 9], [1, 1, 2, -8]]},
+     {"newest": (1 + 3 + 4 + 8) / 4, "previous": (2 + 0.25 + 2) / 3, "older": (0.5 + 1 + 1) / 3,
+      "embedding": (1 + 2 + 0.5 + 1) / 4}),
+    ("lstm", {"share": "none"}, {f"gates.{layer}.weight": [[value] * 14 for value in (1.0, 2.0, 3.0) for _ in range(7)]
+                                 for layer in range(3)},
+     {f"{gate}_gate": value * (3 * 7 * 14) ** 0.5 for gate, value in (("input", 1), ("forget", 2), ("output", 3))}),
+    ("rnn", {}, {}, {}),
     ("gtrans", {"group_layers": 1}, {"fusion.weight": [1.0, 2.0, 3.0]}, {"group_1": 1, "group_2": 2, "group_3": 3}),
     ("hyper-connections", {"kind": "static", "streams": 2},
      {"mixers.0.reads": [[1.0, 1.0], [1.0, -2.0], [0.0, 0.5]], "mixers.2.reads": [[1.0, 1.0], [1.0, 0.0], [3.0, 1.0]]},

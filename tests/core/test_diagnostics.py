@@ -10,7 +10,6 @@ from fairseq_deep.core.diagnostics import (
     source_gain,
     stream_statistics,
     sublayer_ratios,
-    variance_between,
 )
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import build_architecture
@@ -20,7 +19,6 @@ from tests.helpers.models import PRENORM as PRE
 from tests.helpers.models import TINY, make_batch, make_dictionary
 from tests.helpers.residuals import PLACED, flags_of
 from tests.helpers.tensors import shake
-from tests.reference.naive_model import Context, sublayers
 
 PARTS = {"encoder": ["self", "ffn"], "decoder": ["self", "cross", "ffn"]}
 DLCL, LSTM = "transformer_dlcl_2l2l_tiny", "transformer_lstm_2l2l_tiny"
@@ -57,29 +55,15 @@ STARTS = (("post", "xavier"), ("pre", "xavier"), ("post", "deepnet"), ("post", "
 CONNECTIONS |= {f"{norm} {init}": (TINY[norm], {"deep_init": init}) for norm, init in STARTS}
 
 
-def by_hand(layer, pairs, calls):
-    """(part, Var(r), beta_LN, beta_RC) of the sub-layers of *layer*, by Eq. (10) to (14) of the paper.
-
-    *calls*: z, the sub-layer's index, the layer's input and r of each, and o = LN(r), whose gradients are there.
-    """
-    for (part, norm), (function, _), call in zip(layer.sublayers, pairs, calls):
-        z, r, norm = call["z"].detach().requires_grad_(), call["r"], getattr(layer, norm)
-        again = layer.residual(z, function(layer.branch_input(z, norm)), call["index"], call["bottom"].detach())
-        beta_rc = torch.autograd.grad(again, z, r.grad)[0].norm() / r.grad.norm()
-        centred = r.detach() - r.detach().mean(-1, keepdim=True)
-        beta_ln = None if layer.normalize_before else float(r.grad.norm() / call["o"].grad.norm())
-        yield part, (centred**2).mean(-1), beta_ln, float(beta_rc)
-
-
 @pytest.mark.parametrize("name, flags", CONNECTIONS.values(), ids=CONNECTIONS)
 def test_ratios_of_every_sublayer_equal_the_papers_equations(name, flags, build, dictionary):
-    """d_z is the gradient at the sub-layer's input through that sub-layer only."""
-    batch = make_batch(dictionary, target_lengths=(6, 6, 6))
-    model, pad, calls, memories = shake(build(name, **flags).train(), 0.3), dictionary.pad(), [], []
+    """Eq. (10) to (14) of z, r and o = LN(r); d_z is the gradient at the sub-layer's input through that one only."""
+    batch, calls = make_batch(dictionary, target_lengths=(6, 6, 6)), []
+    model = shake(build(name, **flags).train(), 0.3)
 
     def connect(residual, inputs, r):
         r.retain_grad()
-        calls.append({"z": inputs[0], "index": inputs[2], "bottom": inputs[3], "r": r})
+        calls.append({"z": inputs[0], "r": r})
 
     def normalise(norm, inputs, o):
         if calls and inputs[0] is calls[-1]["r"]:
@@ -87,29 +71,27 @@ def test_ratios_of_every_sublayer_equal_the_papers_equations(name, flags, build,
             calls[-1]["o"] = o
 
     layers = [*model.encoder.layers, *model.decoder.layers]
-    handles = [model.decoder.layers[0].register_forward_pre_hook(lambda _, inputs: memories.append(inputs[1].memory))]
-    handles += [layer.residual.register_forward_hook(connect) for layer in layers]
+    handles = [layer.residual.register_forward_hook(connect) for layer in layers]
     norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
     handles += [norm.register_forward_hook(normalise) for norm in norms]
-    loss_of(model, batch).backward()
+    loss_of(model, batch).backward(retain_graph=True)
     for handle in handles:
         handle.remove()
-    measured, words, taken = measure(model, batch), words_of(model, batch), iter(calls)
-    masks = (lambda b, i, j: batch[0][b, j] != pad, lambda b, i, j: j <= i)
-    assert {side: len(ratios) for side, ratios in measured.items()} == {"encoder": 4, "decoder": 6}
-    for side, parts in PARTS.items():
-        found = iter(measured[side])
-        for number, layer in enumerate(getattr(model, side).layers, 1):
-            own = [next(taken) for _ in parts]
-            context = Context("self", None if side == "encoder" else [memories[0].detach()] * 2, *masks, None)
-            pairs = sublayers(layer, getattr(model, side).stack, number, context)
-            for part, variance, beta_ln, beta_rc in by_hand(layer, pairs, own):
-                got, place = next(found), f"{side} {number} {part}"
-                assert (got.layer, got.part) == (number, part)
-                assert got.variance == pytest.approx(float(variance[words[side]].mean()), rel=1e-3), place
-                assert got.beta_rc == pytest.approx(beta_rc, rel=1e-3), place
-                assert got.beta_ln == (beta_ln and pytest.approx(beta_ln, rel=1e-3)), place
-                assert got.beta == pytest.approx(got.beta_rc * (1 if got.beta_ln is None else got.beta_ln))
+    measured, words = measure(model, batch), words_of(model, batch)
+    places = [(side, number, part) for side, parts in PARTS.items() for number in (1, 2) for part in parts]
+    found = [(side, ratios) for side in PARTS for ratios in measured[side]]
+    assert [(side, got.layer, got.part) for side, got in found] == places
+    for place, (side, got), call in zip(places, found, calls):
+        z, r, d_r = call["z"], call["r"], call["r"].grad.clone()
+        centred = r.detach() - r.detach().mean(-1, keepdim=True)
+        d_z = torch.autograd.grad(r, z, d_r, retain_graph=True)[0]
+        assert got.variance == pytest.approx(float((centred**2).mean(-1)[words[side]].mean()), rel=1e-3), place
+        assert got.beta_rc == pytest.approx(float(d_z.norm() / d_r.norm()), rel=1e-3), place
+        if model.encoder.layers[0].normalize_before:
+            assert got.beta_ln is None and got.beta == got.beta_rc, place
+        else:
+            assert got.beta_ln == pytest.approx(float(d_r.norm() / call["o"].grad.norm()), rel=1e-3), place
+            assert got.beta == pytest.approx(got.beta_rc * got.beta_ln), place
 
 
 @pytest.mark.parametrize("name", [POST, PRE])
@@ -207,18 +189,6 @@ def test_std_and_share_between_positions_of_every_stream(name, build, batch):
             squares = torch.cat([(sentence - sentence.mean(0)) ** 2 for sentence in sentences])
             shares.append(float(squares.mean()) / std**2)
         assert streams["between"][side] == pytest.approx(shares, rel=1e-4)
-
-
-def test_variance_between_positions():
-    """1 where the mean of a sentence says nothing, 0 where its positions are alike; 0 of nothing."""
-    x, words = torch.randn(40, 3, 6), torch.ones(40, 3, dtype=torch.bool)
-    assert float(variance_between(x - x.mean(0), words)) == pytest.approx(1)
-    assert float(variance_between(x[:1].expand(40, -1, -1), words)) == pytest.approx(0, abs=1e-12)
-    words[:, 1], words[30:, 2] = False, False
-    padded = torch.where(words.unsqueeze(2), x, torch.tensor(1e9))
-    assert float(variance_between(padded, words)) == pytest.approx(float(variance_between(x, words)))
-    assert variance_between(torch.zeros(3, 2, 4), words[:3, :2]) == 0
-    assert math.isnan(variance_between(x * math.nan, words))
 
 
 def test_source_gain_is_what_the_true_source_is_worth(build, batch):

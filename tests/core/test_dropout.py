@@ -41,6 +41,9 @@ PLACES = {
                                      {"output": HALF}),
     "cell of an LSTM": (lambda: DepthwiseLstm(STACK), lambda part: torch.stack(part.write([X[0], X[1]], 0, X[2])),
                         {"hidden.0.fc2.weight": HALF * QUARTER}),
+    "cell of an LSTM with dropout of its own": (
+        lambda: DepthwiseLstm(STACK, dropout=0.2), lambda part: torch.stack(part.write([X[0], X[1]], 0, X[2])),
+        {"hidden.0.fc2.weight": 1.2 * QUARTER}),
     "attentions of an LSTM": (lambda: BareLayer(LSTM, LSTM.sublayers), lambda part: part(X[0], LayerContext(X[1]))[0],
                               {f"{name}_attn.out_proj.weight": HALF for name in ("self", "encoder")}),
     "transparent attention": (lambda: Transparent(STACK, DECODER, dropout=0.5),

@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 
-from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
+from fairseq_deep.core.aggregators import AGGREGATORS
 from fairseq_deep.core.aggregators.node import Node
 from fairseq_deep.core.stack import Stack
 from tests.helpers.aggregators import make, read_path, run
@@ -126,11 +126,3 @@ def test_weights_of_sums_stay_exact_in_half_precision_and_their_gradients_do_not
             assert parameter.dtype == kept and (parameter.grad is None or parameter.grad.dtype == kept), key
             assert key not in names or torch.equal(parameter, exact[key]), key
         aggregator.double().to(dtype)
-
-
-def test_the_contract_gives_the_last_evaluation():
-    """A method that evaluates a layer several times need not define `combine` or `next_input`."""
-    aggregator, x = Aggregator(Stack(2, C)), torch.zeros(T, B, C)
-    outputs = [x + 1, x + 2, x + 3]
-    assert aggregator.start(x)[0] is x and aggregator.next_input(x, outputs) is x
-    assert aggregator.combine(x, outputs) is outputs[2]

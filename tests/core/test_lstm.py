@@ -1,4 +1,4 @@
-"""The depth-wise LSTM and RNN: memory, compiled code, flags, sharing.
+"""The depth-wise LSTM and RNN: memory, compiled code, sharing.
 
 The equations are proven in ``test_whole_models.py``, counts in ``test_counts.py``.
 """
@@ -10,18 +10,12 @@ import torch
 
 from fairseq_deep.core.aggregators.lstm_cell import lstm_cell
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.aggregators import make, run
-from tests.helpers.flags import parse
 from tests.helpers.methods import LSTM as TINY
-from tests.helpers.models import task_of
+from tests.helpers.models import size_of
 from tests.helpers.tensors import saved_bytes, shake
 
 T, B, C, L = 5, 3, 7, 3
-
-
-def aggregators(model):
-    return model.encoder.aggregator, model.decoder.aggregator
 
 
 def test_recomputation_keeps_out_cell_and_attention_only():
@@ -64,60 +58,31 @@ def test_a_compiler_sees_the_formula_in_one_graph():
     assert "autograd_function" not in graph and "group_norm" not in graph
 
 
-def test_flags_reach_every_part(dictionary):
-    """Of both stacks; dropout on h is the model's, unless it has its own."""
-    lines = {
-        "--lstm-hidden 48 --lstm-glu relu --lstm-forget-bias 2 --lstm-dropout 0.2 --dropout 0.5": (48, "relu", 2, 0.2),
-        "--dropout 0.5 --relu-dropout 0.3": (64, "sigmoid", 5, 0.5),
-    }
-    for line, (width, glu, bias, dropout) in lines.items():
-        args = parse("--arch", TINY, "--encoder-embed-dim", "16", *line.split())
-        for aggregator in aggregators(DeepTransformerModel.build_model(args, task_of(dictionary))):
-            assert all(gates.norm_bias[1].eq(bias).all() for gates in aggregator.gates)
-            for hidden in aggregator.hidden:
-                assert (hidden.fc1.out_features, hidden.fc2.in_features, hidden.glu) == (width, width // 2, glu)
-                assert (hidden.dropout.p, hidden.activation_dropout.p) == (dropout, args.activation_dropout)
-    assert args.activation_dropout == 0.3
+# --- sharing ---
 
 
-# --- sharing: {mode: (gate sets and hidden computations of the encoder, and of the decoder, in a checkpoint)} ---
-
-SETS = {"none": ((2, 2), (2, 2)), "gate": ((1, 2), (1, 2)), "gate-encdec": ((1, 2), (0, 2)), "all": ((1, 1), (0, 1))}
-
-
-def modules(state, stack, kind):
-    """Indices of the shared modules of *kind* that are in a state dictionary."""
-    prefix = f"{stack}.history.{kind}."
-    return {key[len(prefix) :].split(".")[0] for key in state if key.startswith(prefix)}
-
-
-@pytest.mark.parametrize("share", SETS)
-def test_a_shared_module_is_one_object_and_one_entry(share, build, batch):
-    """In the model and its checkpoint, which restores it; in copies of the model, and in wrappers such as DDP."""
+@pytest.mark.parametrize("share", ["none", "gate", "gate-encdec", "all"])
+def test_what_is_shared_is_stored_once_and_stays_shared(share, build, batch):
+    """In the model and its checkpoint, in copies of the model, and in wrappers such as DDP."""
     model, other = (shake(build(TINY, lstm_share=share).eval()) for _ in range(2))
-    state, across = model.state_dict(), share in ("gate-encdec", "all")
-    for stack, (gates, hidden) in zip(("encoder", "decoder"), SETS[share]):
-        assert (len(modules(state, stack, "gates")), len(modules(state, stack, "hidden"))) == (gates, hidden)
+    state = model.state_dict()
     for tensors in (model.parameters(), [tensor for key, tensor in state.items() if ".history." in key]):
         pointers = [tensor.data_ptr() for tensor in tensors]
         assert len({*pointers}) == len(pointers), "nothing is there twice"
     wrapped = torch.nn.ModuleDict({"module": other})
     wrapped.load_state_dict({f"module.{key}": value for key, value in state.items()}, strict=True)
     assert wrapped.state_dict().keys() == {f"module.{key}" for key in state}
-    assert torch.equal(other(*batch)[0], model(*batch)[0])
-    for one in (model, other, copy.deepcopy(model).half()):
-        encoder, decoder = aggregators(one)
-        assert (encoder.gates[0] is decoder.gates[0]) is across
-        assert (encoder.gates[0].weight is decoder.gates[0].weight) is across
-        assert encoder.hidden[0] is not decoder.hidden[0]
-    assert aggregators(copy.deepcopy(model))[0].gates[0] is not aggregators(model)[0].gates[0]
+    expected, copied = model(*batch)[0], copy.deepcopy(other)
+    assert torch.equal(other(*batch)[0], expected) and size_of(copied) == size_of(model)
+    shake(copied)
+    assert torch.equal(other(*batch)[0], expected)
 
 
 def test_stacks_of_one_large_width_share(build):
     """Python has one object for each small integer, and several for 512."""
     widths = {"encoder_embed_dim": 512, "decoder_embed_dim": int("512")}
-    encoder, decoder = aggregators(build(TINY, lstm_share="gate-encdec", **widths))
-    assert encoder.gates is decoder.gates
+    model = build(TINY, lstm_share="gate-encdec", **widths)
+    assert model.encoder.aggregator.gates is model.decoder.aggregator.gates
 
 
 @pytest.mark.parametrize("theirs, ours", [("gate", "gate-encdec"), ("gate-encdec", "gate"), ("all", "none")])

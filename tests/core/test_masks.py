@@ -1,4 +1,4 @@
-"""Masks that are made once per forward pass: their additive form, and which are not needed.
+"""Masks that are made once per forward pass: their additive form, and what the task says of them.
 
 Models with masks of all kinds are in ``test_whole_models.py``; that a device is asked for nothing, in
 ``test_device.py``.
@@ -18,7 +18,6 @@ from tests.helpers.models import make_batch, task_of, tiny_flags
 from tests.helpers.tensors import randomise
 
 T, B, C, H = 6, 3, 10, 2
-ATTENTIONS = ("self", "average", "merged", "merged-self", "merged-average", "ssru")
 
 
 def padded(left=0, right=0):
@@ -26,17 +25,6 @@ def padded(left=0, right=0):
     mask[1, :left] = True
     mask[2, T - right :] = True
     return mask
-
-
-@pytest.mark.parametrize("decoder_attn", ATTENTIONS)
-def test_training_computes_no_weights_that_nobody_reads(build, batch, decoder_attn):
-    model = build("transformer_prenorm_6l", decoder_attn=decoder_attn)
-    shape = (*batch[2].shape, batch[0].size(1))
-    assert model.train()(*batch)[1]["attn"] == [None]
-    assert model(*batch, alignment_layer=2)[1]["attn"][0].shape == shape
-    assert model.eval()(*batch)[1]["attn"][0].shape == shape
-    model.train().decoder.aligns = True
-    assert model(*batch)[1]["attn"][0].shape == shape
 
 
 @pytest.mark.parametrize("kind", ["cfg", "args"])

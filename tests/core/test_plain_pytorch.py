@@ -1,4 +1,4 @@
-"""The methods without fairseq: imports, errors of a first try, and the example of docs and README."""
+"""The methods without fairseq: errors of a first try, and the example of docs and README."""
 
 import math
 import re
@@ -7,7 +7,7 @@ import runpy
 import pytest
 import torch
 
-from fairseq_deep.core import aggregators, attention, inits, memories, residuals
+from fairseq_deep.core import aggregators, inits, memories
 from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.core.stack import MethodConfig, Stack
 from fairseq_deep.core.transformer import Transformer
@@ -15,23 +15,6 @@ from fairseq_deep.errors import UsageError
 from tests.helpers.paths import ROOT
 
 EXAMPLE = ROOT / "examples/plain_pytorch.py"
-PACKAGES = [
-    (aggregators, aggregators.AGGREGATORS),
-    (attention, attention.ENCODER_ATTENTIONS),
-    (attention, attention.DECODER_ATTENTIONS),
-    (inits, inits.INITS),
-    (memories, memories.MEMORIES),
-    (residuals, residuals.RESIDUALS),
-]
-
-
-@pytest.mark.parametrize("package, registry", PACKAGES, ids=[registry.kind for _, registry in PACKAGES])
-def test_packages_export_all_their_methods(package, registry):
-    methods = [registry.get(name) for name in registry.names()]
-    own = [method for method in methods if method.__module__.startswith(package.__name__)]  # tests register others
-    assert own
-    for method in own:
-        assert getattr(package, method.__name__) is method and method.__name__ in package.__all__
 
 
 def test_what_is_not_a_stack_is_refused_with_the_way_to_build_one():

@@ -16,7 +16,6 @@ from fairseq_deep.plugin.training.adam import factors_of
 from fairseq_deep.plugin.training.fp16 import FP16Optimizer
 from tests.helpers.models import TINY
 from tests.helpers.residuals import B, C, T, describe, scores
-from tests.reference import naive_residuals as naive
 
 SUBLAYERS = {"encoder": 2, "decoder": 3}
 
@@ -28,7 +27,6 @@ SUBLAYERS = {"encoder": 2, "decoder": 3}
 def test_layerscale_starts_by_the_depth_of_its_stack(depth, start):
     for stack in (Stack(layers=depth, dim=C, other_layers=6), Stack(layers=depth, dim=C, side="decoder")):
         weight = LayerScale(stack, 1).weight
-        assert naive.layerscale_start(depth) == start
         assert weight.shape == (SUBLAYERS[stack.side], C) and weight.eq(torch.tensor(start)).all()
         assert LayerScale(stack, 1, start=0.5).weight.eq(0.5).all()
 

@@ -9,7 +9,6 @@ import torch
 from fairseq_deep.core.aggregators.routing import EmRouting, Routing
 from fairseq_deep.core.stack import Stack
 from tests.helpers.tensors import DOUBLE, saved_bytes
-from tests.reference.naive_dlcl import layer_norm
 
 T, B, C, L = 3, 2, 6, 3
 KINDS = ("dynamic", "em")
@@ -59,21 +58,6 @@ def test_a_capsule_that_no_layer_counts_for():
     out = routing(votes)
     out.sum().backward()
     assert out.isfinite().all() and votes.grad.isfinite().all()
-
-
-@every_kind
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_routes_in_fp32(kind, dtype):
-    aggregator = Routing(Stack(L, 64), kind=kind).to(dtype).eval()
-    seen = []
-    aggregator.routing.register_forward_hook(lambda _, args, out: seen.append((args[0].dtype, out.dtype)))
-    outputs = [torch.randn(5, 2, 64).to(dtype) for _ in range(L)]
-    actual = aggregator.finish(outputs)
-    assert seen == [(torch.float32, torch.float32)] and actual.dtype == dtype
-    votes = torch.stack([part(y) for part, y in zip(aggregator.maps, outputs)])
-    exact = aggregator.double().routing(votes.double().unflatten(-1, (64, 1))).flatten(-2)
-    expected = layer_norm(exact, torch.ones(64, **DOUBLE), torch.zeros(64, **DOUBLE), eps=1e-12)
-    torch.testing.assert_close(actual.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
 
 
 @every_kind

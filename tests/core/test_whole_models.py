@@ -13,14 +13,12 @@ from fairseq_deep.core import encoder
 from fairseq_deep.core.aggregators.lstm import GLU
 from fairseq_deep.core.attention import masks
 from tests.helpers.decoder_attention import KINDS, STACKS, random_model
-from tests.helpers.equations import start
 from tests.helpers.methods import LANGUAGES, LSTM, METHODS, OPTIONS
 from tests.helpers.models import POSTNORM, PRENORM, TINY, make_batch
 from tests.helpers.residuals import PLACED, flags_of
 from tests.helpers.tensors import assert_same
-from tests.reference import naive_average, naive_connections
 from tests.reference.naive_aggregators import NAMES
-from tests.reference.naive_model import PAD, UPDATE, Context, scores, sublayers
+from tests.reference.naive_model import PAD, UPDATE, scores
 
 
 @pytest.fixture
@@ -151,28 +149,3 @@ def test_methods_and_options_equal_the_equations(case, make, batch):
     model = make(name, deviation, **{**depths, **flags})
     rounds = any(word in case for word in ("rotary", "geglu", "branchnorm"))
     assert_equations(model, batch, **({"rtol": 1e-4, "atol": 1e-5} if rounds else {}))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_profile_of_admin_follows_the_recursion(kind, build, dictionary):
-    """omega of all connections of both stacks, on a batch without padding."""
-    flags = {**KINDS[kind], "deep_init": "admin", "admin_start": "profile", "encoder_layers": 2, "decoder_layers": 3}
-    model = build(POSTNORM, **flags).train()
-    source, lengths, target = make_batch(dictionary, lengths=(5, 5, 5), target_lengths=(6, 6, 6))
-    means = naive_average.average_mask(target.ne(PAD))
-    masks, memories, wanted = (lambda b, i, j: True, lambda b, i, j: j <= i, means), None, []
-    with torch.no_grad():
-        for stack, tokens in ((model.encoder, source), (model.decoder, target)):
-            x = start(stack, tokens)
-            context = Context(model.decoder.stack.attention.name, memories, *masks)
-            pairs = [pair for number, layer in enumerate(stack.layers, 1)
-                     for pair in sublayers(layer, stack.stack, number, context)]  # fmt: skip
-            wanted.append(naive_connections.profile(x, pairs))
-            connected = [(f, naive_connections.connect("admin", omega), norm)
-                         for (f, norm), omega in zip(pairs, wanted[-1])]  # fmt: skip
-            memories = [naive_connections.run_sublayers(x, connected, False)] * 3
-        model(source, lengths, target)
-    for stack, omegas in zip((model.encoder, model.decoder), wanted):
-        assert omegas[0] == 1.0 and min(omegas[1:]) > 1.1
-        actual = torch.cat([layer.residual.weight.detach() for layer in stack.layers])
-        torch.testing.assert_close(actual, torch.tensor(omegas)[:, None].expand_as(actual), rtol=1e-4, atol=0)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -41,25 +42,37 @@ def saved_bytes(function, own=()):
 
 
 class Kernels(TorchDispatchMode):
-    """Names of operations that are more than views of a tensor; how many values Python wants to know.
+    """Operations on the device of the tensors, where ``meta`` stands for a GPU.
 
-    Tensors on ``meta`` have no values: the answer is "yes".
+    Tensors on ``meta`` have no values: whoever reads them fails, and questions are answered by "yes". An operation of
+    tensors on the CPU and on ``meta`` fails, unless it copies.
+
+    Attributes:
+        names: those that are more than views of a tensor
+        asked: how many values Python wanted to know
+        copied: how many tensors came from the CPU
     """
 
     def __init__(self):
         super().__init__()
-        self.names, self.asked = [], 0
+        self.names, self.asked, self.copied = [], 0, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = str(function)
+        name, kwargs = str(function), kwargs or {}
         views = any(result.alias_info and not result.alias_info.is_write for result in function._schema.returns)
+        tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, torch.Tensor)]
+        devices = {tensor.device.type for tensor in tensors if tensor.dim() > 0 or tensor.is_meta}
+        if "copy" in name:
+            self.copied += len(devices) > 1 or devices == {"cpu"} and str(kwargs.get("device")) == "meta"
+        else:
+            assert len(devices) < 2, f"{name} of tensors on the CPU and on the device"
         if name in ("aten._local_scalar_dense.default", "aten.equal.default"):
             self.asked += 1
             if args[0].is_meta:
                 return True
         elif not (views or "empty" in name or "_unsafe_view" in name):
             self.names.append(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
+        return function(*args, **kwargs)
 
 
 def tensors_on_modules(model):

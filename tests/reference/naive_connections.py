@@ -1,8 +1,5 @@
 """Residual connections of deep stacks in the plainest form: sub-layer after sub-layer, every formula written out."""
 
-import math
-
-
 def deepnet_alpha(side, n, m):
     return 0.81 * (n**4 * m) ** (1 / 16) if side == "encoder" else (3 * m) ** 0.25
 
@@ -17,13 +14,6 @@ def connect(method, factor):
     }[method]
 
 
-def run_sublayers(x, sublayers, pre_norm):
-    """Output of the triples of functions (F, r, LN) in *sublayers*, one on top of the other."""
-    for function, residual, normalise in sublayers:
-        x = residual(x, function(normalise(x))) if pre_norm else normalise(residual(x, function(x)))
-    return x
-
-
 def feed_forward_function(w_1, b_1, w_2, b_2, norm=lambda x: x):
     """F of a feed-forward sub-layer; *norm*: a function of its hidden values."""
 
@@ -32,14 +22,3 @@ def feed_forward_function(w_1, b_1, w_2, b_2, norm=lambda x: x):
         return norm(hidden * (hidden > 0)) @ w_2.T + b_2
 
     return function
-
-
-def profile(x, sublayers):
-    """omega of each of the pairs (F, LN) in *sublayers*: its square is the variance of what the last one added up."""
-    omegas, omega = [], 1.0
-    for function, normalise in sublayers:
-        omegas.append(omega)
-        kept, added = omega * x, function(x)
-        x = normalise(kept + added)
-        omega = math.sqrt(sum(float(((part - part.mean()) ** 2).mean()) for part in (kept, added)))
-    return omegas

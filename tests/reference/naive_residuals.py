@@ -69,12 +69,6 @@ def layerscale(factors):
     return connect
 
 
-def layerscale_start(depth):
-    for deepest, start in ((18, 0.1), (24, 1e-5), (math.inf, 1e-6)):
-        if depth <= deepest:
-            return start
-
-
 def weighted(share):
     def connect(x, f, bottom):
         return [x[i] + share * f[i] for i in range(len(x))]
