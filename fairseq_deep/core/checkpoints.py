@@ -85,10 +85,28 @@ def check_loadable(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     """Reject *state_dict*, after :func:`upgrade`, if its names or shapes differ from *model*.
 
     Raises:
-        UsageError: a name or a shape differs
+        UsageError: a name or a shape differs, or tensors differ that the model shares
     """
     same = {a for a, name in model.aliases().items() if _equal(state_dict.get(a), state_dict.get(name))}
-    check_state_dict(model.state_dict(), {key: state_dict[key] for key in state_dict if key not in same})
+    own = model.state_dict()
+    check_state_dict(own, {key: state_dict[key] for key in state_dict if key not in same})
+    separate = find_separate(own, state_dict)
+    if separate:
+        raise UsageError(
+            f"the checkpoint's {' and '.join(separate)} differ, and the model shares them: omit --share-..., or give "
+            "the flags that it was trained with"
+        )
+
+
+def find_separate(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> tuple[str, str] | None:
+    """Return the names of two tensors that *own*, the state of a model, shares, and that differ in *loaded*."""
+    first: dict[int, str] = {}
+    for name in own:
+        if name in loaded and own[name].numel():  # empty tensors have the same address
+            same = first.setdefault(own[name].data_ptr(), name)
+            if same != name and not torch.equal(*(loaded[each].float().nan_to_num() for each in (same, name))):
+                return same, name
+    return None
 
 
 def _equal(first: Tensor | None, second: Tensor | None) -> bool:

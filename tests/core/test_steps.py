@@ -165,6 +165,19 @@ def test_new_weights_are_those_that_the_next_search_uses(name, prepared):
 
 
 @with_kernels
+def test_dropout_of_embeddings_that_is_retained(prepared):
+    """``--retain-dropout-modules TransformerDecoder`` also drops embeddings after a search without it."""
+    model, script = prepared("pre", dropout=0.5), list(orders(2))
+    exact = steps_of_search(model, script)
+    model.decoder.dropout_module.apply_during_inference = True
+    torch.manual_seed(1)
+    found = steps_of_search(model, script)
+    assert not torch.allclose(found[0], exact[0])
+    torch.manual_seed(1)
+    near(found, without_kernels(lambda: steps_of_search(model, script)))
+
+
+@with_kernels
 def test_hooks_of_layers_run_in_decoding_steps(prepared):
     model, script, seen = prepared("pre"), list(orders(STEPS - 1)), []
     expected = steps_of_search(model, script)

@@ -110,6 +110,16 @@ def test_a_checkpoint_of_another_architecture(build, flags):
         assert "another architecture" in one_line(error)
 
 
+@pytest.mark.parametrize("flag", ["share_all_embeddings", "share_decoder_input_output_embed"])
+def test_a_checkpoint_with_separate_tables_where_the_model_has_one(flag, build):
+    shares = {"share_all_embeddings": False, "share_decoder_input_output_embed": False}
+    model, state = build(DLCL, **{**shares, flag: True}), build(DLCL, **shares).state_dict()
+    with pytest.raises(UsageError, match="decoder.[a-z_]+.weight differ, and the model shares them: omit --share-"):
+        model.load_state_dict(state)
+    diverged = {name: value * torch.nan for name, value in model.state_dict().items()}
+    model.load_state_dict({name: value.clone() for name, value in diverged.items()})
+
+
 def test_weights_of_an_unsupported_type(build):
     model = build(DLCL)
     state = model.state_dict()

@@ -20,6 +20,7 @@ MODELS = {
     "modern post-norm": (POST, {"ffn": "swiglu", "rotary_positions": True}, "all"),
     "no norms": (POST, {"deep_init": "tfixup"}, "all"),
     "language model": (PRE, {"no_cross_attention": True}, "all"),
+    "quantisation noise": (PRE, {"quant_noise_pq": 0.1}, "layers"),  # with a matrix between embeddings and layers
     "sums between layers": ("transformer_dlcl_6l", {}, "layers"),
     "a memory per layer": (PRE, {"decoder_memory": "transparent"}, "all"),
     "other layers": (PRE, {"activation_fn": "gelu", "rotary_positions": True}, 4),

@@ -61,6 +61,8 @@ def test_a_twin_does_not_resume_with_the_stock_optimizer(small, tmp_path):
 
 
 ARCH = ("--arch", "transformer_dlcl_2l2l_tiny")
+LSTM = ("--arch", "transformer_lstm_2l2l_tiny")
+SCALED = ("--arch", "transformer_prenorm_2l2l_tiny", "--residual", "layerscale")
 ODE = ("--arch", "transformer_prenorm_2l2l_tiny", "--layer-agg", "ode", "--ode-history", "dlcl")
 STOCK = ("--arch", "transformer_iwslt_de_en")
 
@@ -68,6 +70,8 @@ STOCK = ("--arch", "transformer_iwslt_de_en")
 @pytest.mark.parametrize("old, new, found", [
     (ARCH, (*ARCH, "--dropout", "0.4", "--dlcl-dropout", "0.1", "--checkpoint-activations"), ""),
     (ARCH, (*ARCH, "--max-source-positions", "50", "--deep-init", "xavier", "--dlcl-init", "one"), ""),
+    (LSTM, (*LSTM, "--lstm-forget-bias", "1"), ""),
+    (SCALED, (*SCALED, "--layerscale-start", "0.5"), ""),
     (ARCH, (*ARCH, "--layer-agg", "dlcl", "--activation-fn", "relu", "--encoder-layer-agg", "dlcl"), ""),
     (ARCH, (*ARCH, "--encoder-attention-heads", "16"), "--encoder-attention-heads 16 (checkpoint: 2)"),
     (ARCH, (*ARCH, "--activation-fn", "gelu"), "--activation-fn gelu (checkpoint: relu)"),

@@ -43,8 +43,9 @@ class NativeDecoder:
         self.struct, self._reads = self._whole(decoder, reads), reads  # which owns the weights
 
     def _whole(self, decoder: nn.Module, reads: Reads) -> DecoderStruct | None:
-        projects = any(reads(decoder, f"project_{name}_dim") is not None for name in ("in", "out"))
-        if projects or not reads(decoder, "aggregator").running_sum:
+        changes = any(reads(decoder, name) is not None for name in ("project_in_dim", "project_out_dim", "quant_noise"))
+        drops = reads(reads(decoder, "dropout_module"), "apply_during_inference")
+        if changes or drops or not reads(decoder, "aggregator").running_sum:
             return None
         struct = DecoderStruct(ctypes.addressof(self._addresses), len(self.layers))
         struct.embedding, struct.scale = reads.address(reads(decoder, "embed_tokens"), "weight"), decoder.embed_scale

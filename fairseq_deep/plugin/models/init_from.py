@@ -25,7 +25,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
-from fairseq_deep.core.checkpoints import upgrade
+from fairseq_deep.core.checkpoints import find_separate, upgrade
 from fairseq_deep.core.description import SIDES, describe
 from fairseq_deep.core.layers.layer import has_norms
 from fairseq_deep.core.registry import UsageError
@@ -251,13 +251,10 @@ def _incomplete(source: Source, own: dict[str, Tensor], stacks: dict[str, Stack]
 
 def _check_shared(source: Source, own: dict[str, Tensor], taken: dict[str, str]) -> None:
     """Reject embedding tables that the new model shares and the checkpoint has with different values."""
-    first: dict[int, str] = {}
-    for name, other in taken.items():
-        if not own[name].numel():  # empty tensors have the same address
-            continue
-        same = first.setdefault(own[name].data_ptr(), other)
-        if same != other and not torch.equal(source.weights[same], source.weights[other]):
-            raise source.refuse(f"its {same} and {other} differ, and the new model shares them: omit --share-...")
+    separate = find_separate(own, {name: source.weights[other] for name, other in taken.items()})
+    if separate:
+        names = " and ".join(taken[name] for name in separate)
+        raise source.refuse(f"its {names} differ, and the new model shares them: omit --share-...")
 
 
 def _tell(

@@ -76,7 +76,7 @@ TRAINING_ONLY = {
 }  # fmt: skip
 """Attributes of a stack that may change between runs: they do not change its outputs, except "layout", which the
 methods determine."""
-TRAINING_OPTIONS = ("dropout", "rates", "init")
+TRAINING_OPTIONS = ("dropout", "rates", "init", "start", "forget_bias")
 """The same for options of methods."""
 
 
