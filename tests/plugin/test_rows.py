@@ -32,7 +32,7 @@ CHOICES = [
     {"decoder_attn": "average", "decoder_embed_dim": 256}, {"deep_init": "tfixup", "residual": "plain"},
     {"residual": "peri"}, {"relative_positions": 4}, {"encoder_learned_pos": True}, {"activation_fn": "gelu"},
     {"no_token_positional_embeddings": True},
-]
+]  # fmt: skip
 SYSTEMS = {(row.norm, row.layer_agg, tuple(option for option in row.options if "dropout" not in option[0])): row
            for row in ARCHITECTURES.values() if row.options or row.layer_agg == "lstm"}  # fmt: skip
 
