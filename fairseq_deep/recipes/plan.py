@@ -158,6 +158,15 @@ class Plan:
         if options.data and options.demo:
             raise UsageError("--data and --demo exclude each other: give one")
         self.route = "folder" if options.data else "demo" if options.demo else "download"
+        for name, useless, why in (
+            ("temperature", not options.multilingual, "for one language pair"),
+            ("max_words", options.bpe == "sentencepiece", "with --bpe sentencepiece: use --max-subwords"),
+            *((name, self.route != "download", "without a download") for name in ("data_url", "checksums", "corpus")),
+        ):
+            if useless and name in options.given:
+                self.notes.append(f"{flag_of(name)} has no effect {why}")
+        if options.multilingual and options.subsets not in ("test", "none"):
+            raise UsageError(f"--subsets {options.subsets}: this recipe scores only test; give --subsets test, or none")
         if options.max_words == "auto":
             options.max_words = options.download_max_words if self.route == "download" else 250
         if self.route == "folder":

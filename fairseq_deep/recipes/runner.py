@@ -29,7 +29,7 @@ class StageFailed(Exception):
 
     Attributes:
         status: exit status of the driver
-        reason: the reason of a failure, without the command that resumes the run
+        reason: the reason, without the command that resumes the run
     """
 
     def __init__(self, message: str, status: int = 1, reason: str = "") -> None:
@@ -124,7 +124,8 @@ class Runner:
         try:
             await function(self)
         except Stopped:
-            raise StageFailed(f"stopped in stage {stage} ({NAMES[stage]}); to resume: {self.plan.again}", 130) from None
+            message = f"stopped in stage {stage} ({NAMES[stage]}); to resume: {self.plan.again}"
+            raise StageFailed(message, 130, f"stage {stage} ({NAMES[stage]}) was stopped by a signal") from None
         except BrokenPipeError:
             raise
         except OSError as error:

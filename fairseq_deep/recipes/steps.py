@@ -107,6 +107,10 @@ async def train(runner: Runner) -> None:
     runner.need(plan.path("data-bin"))
     last, records = plan.path("checkpoints", "checkpoint_last.pt"), plan.path("train.jsonl")
     if not runner.dry:
+        sets = find_splits(plan.path("text", "bpe"), options.source_lang)
+        for subset in plan.subsets:
+            if subset not in sets:
+                raise UsageError(f"--subsets {options.subsets}: the text has no {subset}, only {', '.join(sets)}")
         positions = [getattr(plan.args, f"max_{side}_positions", None) or 1024 for side in ("source", "target")]
         check_lengths(plan.path("text", "bpe"), plan.langs, options.max_tokens, dict(zip(plan.langs, positions)))
         if not can_resume(plan.path("checkpoints")) and os.path.isfile(records):  # the record of an earlier run

@@ -148,7 +148,7 @@ class Trainings:
             try:
                 await self._train(run, environment)
             except StageFailed as end:
-                if end.status == 1:
+                if end.status == 1 or not self.engine.stopping:  # also if a signal reached only this training
                     self.fail(run, end.reason)
             except UsageError as error:
                 self.fail(run, error.message)

@@ -87,6 +87,10 @@ def test_a_finished_folder_belongs_to_its_settings(trained, text, whole, tmp_pat
         code, line = again(*words)
         assert code == 2 and line.count("\n") == 1 and f"{whole} was written with {problem}" in line
         assert line.endswith("use the same, or another --output\n")
+    edited = shutil.copytree(text, tmp_path / "edited")
+    (edited / "test.domain").write_text("news\n")
+    problem = f"{whole}/test.domain is not the present {edited}/test.domain: copy it, or use another --output"
+    assert again(trained, edited) == (2, f"fairseq-deep distill: {problem}\n")
 
 
 def test_nearest_of_compressed_text_with_lines_that_are_too_long_or_unknown(trained, text, tmp_path):

@@ -21,7 +21,7 @@ from fairseq_deep.recipes.record import result_line
 from fairseq_deep.tools.results import read
 
 LINES = {"ref": [f"the number {n} is on line {n * n} of this text" for n in range(60)]}
-LINES["good"] = [line.replace("text", "page") if n % 3 else line for n, line in enumerate(LINES["ref"])]
+LINES["good"] = [line.replace("text", "page") if n % 3 else line.title() for n, line in enumerate(LINES["ref"])]
 LINES["bad"] = [line.replace("is on line", "was at place") if n % 4 else line for n, line in enumerate(LINES["good"])]
 
 
@@ -31,7 +31,7 @@ def bleu(name):
 
 def plan(folder):
     """What a run needs of its plan."""
-    options = SimpleNamespace(source_lang="en", stop_stage=7)
+    options = SimpleNamespace(source_lang="en", target_lang="de", lowercase="worse" in str(folder), stop_stage=7)
     return SimpleNamespace(exp=str(folder), options=options, keys=["key"] * 8)
 
 
@@ -90,7 +90,10 @@ def test_values_and_their_spread_over_seeds(finished):
 
 
 def test_halves_and_domains_of_the_test_set(finished, tmp_path):
-    """The hash of the source alone decides; domains are of the reporting half, and all tests are on it."""
+    """The hash of the source alone decides; domains are of the reporting half, and all tests are on it.
+
+    The scores of "worse" are without case, as its options are.
+    """
     _, runs = finished
     sources = [f"sentence {n % 50}" for n in range(60)]
     tags = ["php" if n % 3 else "news" for n in range(60)]
@@ -109,8 +112,9 @@ def test_halves_and_domains_of_the_test_set(finished, tmp_path):
     base, same, worse = rows
     for (part, indices), (row, kind) in itertools.product(parts.items(), ((base, "good"), (worse, "bad"))):
         hypotheses, references = ([LINES[name][n] for n in indices] for name in (kind, "ref"))
-        for name, score in (("bleu", sacrebleu.corpus_bleu), ("chrf", sacrebleu.corpus_chrf)):
-            expected = pytest.approx(score(hypotheses, [references]).score, abs=0.006)
+        for name, metric in (("bleu", sacrebleu.BLEU), ("chrf", sacrebleu.CHRF)):
+            score = metric(lowercase=row is worse).corpus_score(hypotheses, [references]).score
+            expected = pytest.approx(score, abs=0.006)
             assert row[f"{name} {part}"]["mean"] == expected, (row["system"], name, part)
     assert base["bleu"] == base["bleu reporting"] != base["bleu choosing"]
     assert worse["difference"]["mean"] == pytest.approx(worse["bleu"]["mean"] - base["bleu"]["mean"])
@@ -122,6 +126,10 @@ def test_halves_and_domains_of_the_test_set(finished, tmp_path):
     (tmp_path / "tags").write_text("php\n")
     with pytest.raises(UsageError, match="tags has 1 lines for 60 test sentences: give one domain per line"):
         results.read_parts(runs, str(tmp_path / "tags"), False)
+    for odd in ("reporting", ""):
+        (tmp_path / "tags").write_text("news\n" * 59 + odd + "\n")
+        with pytest.raises(UsageError, match=f"tags: '{odd}' cannot name a domain: give it another name"):
+            results.read_parts(runs, str(tmp_path / "tags"), False)
     (tmp_path / "base/seed1/text/raw/test.en").write_text("one\n")
     with pytest.raises(UsageError, match="a half of the 1 test sentences is empty: omit --halves"):
         results.read_parts(runs, "", True)

@@ -39,6 +39,15 @@ class TestStages:
         recipe(tools, exp, "--data", corpus, *SMALL, "--beam", "2", "--stage", "5", "--stop-stage", "5")
         assert programs(stubs) == ["fairseq-deep average"]
 
+    def test_a_set_without_text_is_found_before_training(self, tools, stubs, corpus, tmp_path):
+        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        assert recipe(*words, "--stop-stage", "3").returncode == 0
+        programs(stubs)
+        write_pairs(corpus, test1=[("a", "b")])
+        done = recipe(*words, "--stage", "4", "--subsets", "test,test1")
+        assert_refused(done, "--subsets test,test1: the text has no test1, only train, valid, test", status=2)
+        assert programs(stubs) == []
+
     def test_a_killed_run_goes_on_where_it_was(self, tools, stubs, corpus, tmp_path):
         exp = tmp_path / "exp with blanks"
         hang = Path(f"{stubs}.hang")

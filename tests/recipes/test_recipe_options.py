@@ -212,6 +212,10 @@ def test_a_plan_names_the_formats_of_export(words, formats):
     (("--ngpu", "0", "--stage", "5"), None), (("--ngpu", "0", "--demo"), None),
     (("--against", "/no/such/run"), "--against /no/such/run: no such run or file"),
     (("--teacher", "/no/such/run"), "--teacher /no/such/run: no such run, checkpoint or package"),
+    (("--temperature", "2"), "--temperature has no effect for one language pair"),
+    (("--bpe", "sentencepiece", "--max-words", "9"),
+     "--max-words has no effect with --bpe sentencepiece: use --max-subwords"),
+    (("--ngpu", "0", "--demo", "--checksums", "none"), "--checksums has no effect without a download"),
     (("--against", str(ROOT / "docs")), f"--against: {ROOT}/docs/test.hyp.de does not exist"),
 ])  # fmt: skip
 def test_a_plan_warns_of_what_a_run_rejects_or_trains_badly(words, warning):

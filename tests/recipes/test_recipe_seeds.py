@@ -119,10 +119,12 @@ class TestSeeds:
         assert_refused(recipe(*words, "--lowercase", "true"), "seed5", "other data", status=2)
         assert programs(stubs) == []
 
-    def test_all_seeds_failing_leaves_no_result(self, tools, stubs, failing, corpus, tmp_path):
-        recipes.write_program(tools / "fairseq-train", "echo planted; exit 1")
+    @pytest.mark.parametrize("status, reason", [(1, "failed: planted"), (75, "was stopped by a signal")])
+    def test_all_seeds_failing_leaves_no_result(self, tools, stubs, corpus, tmp_path, status, reason):
+        """A signal to a training alone fails its run."""
+        recipes.write_program(tools / "fairseq-train", f"echo planted; exit {status}")
         done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--seeds", "2")
-        assert_refused(done, "2 of 2 runs failed (seed 1: ", "; seed 2: ", status=1)
+        assert_refused(done, f"2 of 2 runs failed (seed 1: stage 4 (train) {reason}, see ", "; seed 2: ", status=1)
         assert "BLEU" not in done.stdout
         assert not (tmp_path / "exp/RESULT.json").exists()
 

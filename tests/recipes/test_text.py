@@ -108,7 +108,7 @@ def test_what_makes_a_score_mean_less_is_noted(text, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("split, counts, tokens, problem", [
-    ("train", (50, 1), 50, r"train\.en, line 101:.*51 sub-words, more than 50.*or set --max-words lower"),
+    ("train", (50, 1), 50, r"train\.en, line 101:.*51 sub-words, more than 50.*or set --max-subwords 49"),
     ("valid", (40, 1), 50, r"valid\.en, line 11:.*more than 40.*--max-source-positions.*shorten the line"),
     ("valid", (1, 30), 50, r"valid\.de, line 11:.*more than 30.*--max-target-positions"),
     ("test", (1, 30), 50, r"test\.de, line 6:.*31 sub-words, more than 30.*--max-target-positions"),

@@ -66,19 +66,21 @@ def read_parts(runs: list[Run], domains: str, halves: bool) -> Parts:
     sources = read_lines(os.path.join(scored[0].folder, "text", "raw", f"test.{scored[0].plan.options.source_lang}"))
     if tags and len(tags) != len(sources):
         raise UsageError(f"{domains} has {len(tags)} lines for {len(sources)} test sentences: give one domain per line")
+    if odd := {"", CHOOSING, REPORTING} & {*tags}:
+        raise UsageError(f"{domains}: '{min(odd)}' cannot name a domain: give it another name")
     found = parts_of(sources, tags, halves)
     if halves and not {CHOOSING, REPORTING} <= found.keys():
         raise UsageError(f"a half of the {len(sources)} test sentences is empty: omit --halves")
     return found
 
 
-def score_parts(folder: str, parts: Parts, lang: str) -> dict[str, dict[str, float]]:
-    """Return BLEU and chrF of each part of the test set for the run in *folder*."""
+def score_parts(folder: str, parts: Parts, lang: str, lowercase: bool) -> dict[str, dict[str, float]]:
+    """Return BLEU and chrF of each part of the test set for the run in *folder*, as its recipe computes them."""
     hypotheses, references = read_run(folder)
     found = {}
     for part, indices in parts.items():
         ours, *others = ([side[index] for index in indices] for side in (hypotheses, *references))
-        scores = score.compute(ours, others, "sacrebleu", lang=lang)
+        scores = score.compute(ours, others, "sacrebleu", lowercase, lang)
         found[part] = {name: round(scores[name], 2) for name in ("bleu", "chrf")}
     return found
 
@@ -100,9 +102,10 @@ def rows(
     """
     done, parts = [run for run in runs if run.is_done()], parts or {}
     lines = {run.folder: result_line(run.folder, run.system.label, run.system.text, run.seed) for run in done}
-    for place, line in lines.items():
+    for run in done:
+        line, options = lines[run.folder], run.plan.options
         if parts and "bleu" in line:
-            line["parts"] = score_parts(place, parts, line["flags"].get("--target-lang", ""))
+            line["parts"] = score_parts(run.folder, parts, options.target_lang, options.lowercase)
     if folder and lines:
         results.add(folder, [{**line, "folder": os.path.relpath(place, folder)} for place, line in lines.items()])
     found = [_row(system, [run for run in runs if run.system is system], lines) for system in systems]

@@ -264,8 +264,8 @@ def check_lengths(folder: str, langs: Sequence[str], max_tokens: int, positions:
             if longest > limit:
                 side = "source" if lang == langs[0] else "target"
                 cures = {max_tokens: "raise --max-tokens", positions[lang]: f"raise --max-{side}-positions (after --)"}
-                cure = cures[limit] + (", or set --max-words lower" if split == "train" else ", or shorten the line")
+                other = f"set --max-subwords {limit - 1}" if split == "train" else "shorten the line"
                 raise UsageError(
                     f"{split}.{lang}, line {1 + lengths.index(longest)}: the longest sentence has {longest} sub-words, "
-                    f"more than {limit}: {cure}"
+                    f"more than {limit}: {cures[limit]}, or {other}"
                 )

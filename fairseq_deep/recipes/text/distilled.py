@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import filecmp
 import functools
 import hashlib
 import json
@@ -96,6 +97,10 @@ class Job:
             check_new_folder(self.output)
             return False
         _check_same(record.get("settings", {}), self.settings, self.output)
+        for name in _others(self.text):
+            paths = [os.path.join(folder, name) for folder in (self.output, self.text.folder)]
+            if not os.path.isfile(paths[0]) or not filecmp.cmp(*paths, shallow=False):
+                raise UsageError(f"{paths[0]} is not the present {paths[1]}: copy it, or use another --output")
         shutil.rmtree(self.work, ignore_errors=True)
         return True
 
@@ -233,7 +238,7 @@ def _bleu(lang: str) -> Any:
 def _others(text: Text) -> list[str]:
     """Return the files of the other sets, including further references."""
     source, target = map(re.escape, text.langs)
-    pattern = re.compile(rf"(valid|test\d*)\.({source}|{target}|{target}\.ref\d+)(\.gz)?")
+    pattern = re.compile(rf"(valid|test\d*)\.({source}|{target}|{target}\.ref\d+)(\.gz)?|test\.domain")
     return sorted(filter(pattern.fullmatch, os.listdir(text.folder)))
 
 
