@@ -16,7 +16,7 @@ from fairseq_deep.core.native.lstm import NativeLstm
 from fairseq_deep.core.native.packed import PacksWeight
 from fairseq_deep.core.native.steps import NativeAttention
 from tests.helpers.generation import near, without_kernels
-from tests.helpers.steps import BEAM, MODELS, PAD, SENTENCES, STEPS, orders, steps, steps_of_search
+from tests.helpers.steps import BEAM, MODELS, PAD, SENTENCES, STEPS, batch, orders, steps, steps_of_search
 
 with_kernels = pytest.mark.skipif(load() is None, reason=f"decoding uses {status()}")
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -130,6 +130,22 @@ def test_a_search_begins_with_one_hypothesis_per_sentence(name, prepared):
     model = prepared(name)
     script = [torch.arange(SENTENCES).repeat_interleave(BEAM) * BEAM, *orders(69, leave=[3])]
     near(steps_of_search(model, script, one_by_one=True)[1:], without_kernels(lambda: steps(model, script))[1:])
+
+
+@with_kernels
+def test_steps_without_a_new_order_keep_the_last_one(prepared):
+    model = prepared("pre")
+
+    def run():
+        encoded, words = batch(model, 4)
+        state, scores = model.decoder.start(encoded), []
+        for step, order in enumerate((None, [2, 0, 1], None, None)):
+            scores.append(state.step(words[::BEAM, step])[0].reshape(SENTENCES, -1))
+            if order:
+                state.reorder(torch.tensor(order))
+        return scores
+
+    near(run(), without_kernels(run))
 
 
 @pytest.mark.parametrize("kernels", [True, False])

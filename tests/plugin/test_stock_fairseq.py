@@ -4,14 +4,16 @@ Gradients are those of the equations: ``tests/core/test_whole_models.py``.
 """
 
 import argparse
+import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fairseq import utils
 
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from tests.helpers.methods import structure
-from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
+from tests.helpers.models import PRENORM, fairseq_transformer, make_batch, tiny_flags
 
 
 @pytest.fixture(params=["prenorm", "postnorm"])
@@ -84,21 +86,29 @@ def test_dropout_is_where_fairseq_has_it(kept, twins, dictionary):
     assert torch.allclose(run(model, batch), exact) is (kept == "none")
 
 
-def test_quantisation_noise_is_on_every_matrix(build, batch):
-    """In training each block of 4 weights is gone or, at the rate 1/2, twice as large; else nothing changes."""
-    model = build("transformer_prenorm_2l2l_tiny", quant_noise_pq=0.5, quant_noise_pq_block_size=4)
+def test_quantisation_noise_is_on_every_matrix(build, batch, monkeypatch):
+    """In training each block of 4 weights is gone or, at the rate 1/2, twice as large; parameters do not change."""
+    flags = {"quant_noise_pq": 0.5, "quant_noise_pq_block_size": 4}
+    model, used, found, linear = build(PRENORM, **flags), [], {}, F.linear
+    recomputed = copy.deepcopy(build(PRENORM, checkpoint_activations=True, **flags))
+    recomputed.load_state_dict(model.state_dict())
     matrices = {name: module for name, module in model.named_modules()
-                if isinstance(module, torch.nn.Linear) and ".layers." in name}  # fmt: skip
+                if isinstance(module, torch.nn.Linear) and (".layers." in name or "quant" in name)}  # fmt: skip
+    monkeypatch.setattr(F, "linear", lambda x, weight, bias=None: used.append(weight) or linear(x, weight, bias))
+    for name, module in matrices.items():
+        module.register_forward_hook(lambda *_, name=name: found.update({name: used[-1].detach()}))
     before = {name: module.weight.detach().clone() for name, module in matrices.items()}
     model.eval()(*batch)
-    assert len(matrices) == 2 * (6 + 10)
-    assert all(torch.equal(matrices[name].weight, weight) for name, weight in before.items())
-    model.train()(*batch)
+    assert len(found) == len(matrices) == 2 * (6 + 10 + 1)
+    assert all(torch.equal(found[name], weight) for name, weight in before.items())
+    for each in (model, recomputed):
+        torch.manual_seed(1)
+        each.train()(*batch)[0].square().mean().backward()
     for name, weight in before.items():
-        factor = (matrices[name].weight / weight).view(-1, 4)
+        factor, grad = (found[name] / weight).view(-1, 4), matrices[name].weight.grad
         assert factor.eq(factor[:, :1]).all() and set(factor.unique().tolist()) == {0.0, 2.0}, name
-    plain = build("transformer_prenorm_2l2l_tiny")
-    assert not any(module._forward_pre_hooks for module in plain.modules())
+        assert grad.view(-1, 4)[factor[:, 0] == 0].any() and torch.equal(matrices[name].weight, weight), name
+        torch.testing.assert_close(recomputed.get_submodule(name).weight.grad, grad)
 
 
 def test_hidden_states_and_attention_are_fairseqs(twins, dictionary):

@@ -158,7 +158,7 @@ class NativeState:
             step.cos, step.sin = (each.data_ptr() for each in self._rotation)
         order = None if before.length == 0 else pointer(self._order)
         self._library.next_step(ctypes.byref(before), ctypes.byref(step), order, ctypes.c_int64(self._slots))
-        self._before = seen, places  # the step has their addresses
+        self._before, self._order = (seen, places), torch.arange(rows)  # the step has the addresses of the first two
         return step
 
     def _grow(self, length: int) -> None:

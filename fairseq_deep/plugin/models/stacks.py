@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
+import functools
+
+import torch
+import torch.nn.functional as F
 from fairseq import utils
 from fairseq.models import FairseqEncoder, FairseqIncrementalDecoder
 from fairseq.modules import AdaptiveSoftmax
-from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from fairseq_deep.core.decoder import Decoder
 from fairseq_deep.core.encoder import Encoder
+from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
 
-def add_noise(layers: nn.Module, noise: tuple[float, int]) -> None:
-    """Add quantisation noise (``--quant-noise-pq`` and its block size) to the matrices of *layers*."""
-    for name, module in layers.named_modules():
-        if isinstance(module, nn.Linear) and "residual" not in name.split("."):
-            quant_noise(module, *noise)
+def add_noise(module: nn.Module, share: float, block: int) -> nn.Module:
+    """Add quantisation noise to the matrices of *module*: in training, blocks of weights are 0 at random.
+
+    Training with Quantization Noise for Extreme Model Compression, Fan et al., ICLR 2021. fairseq's function stores the
+    weights with noise in the parameters, where zeros add up over passes unless each has new copies of fp32 weights.
+
+    Args:
+        share: the probability that a block is 0 (``--quant-noise-pq``)
+        block: number of its weights, in a row (``--quant-noise-pq-block-size``)
+
+    Raises:
+        UsageError: the share or the size of blocks does not fit
+    """
+    if not share < 1:
+        raise UsageError(f"--quant-noise-pq {share} must be less than 1: lower it")
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Linear) and "residual" not in name.split("."):
+            if block < 1 or part.in_features % block:
+                raise UsageError(
+                    f"--quant-noise-pq-block-size {block} must divide all widths ({part.in_features}): change it"
+                )
+            part.forward = functools.partial(_run_noisy, part, share, block)
+    return module
+
+
+def _run_noisy(linear: nn.Linear, share: float, block: int, x: Tensor) -> Tensor:
+    weight = linear.weight
+    if linear.training:
+        dropped = torch.zeros(weight.numel() // block, device=weight.device).bernoulli_(share).bool()
+        noisy = weight.detach().masked_fill(dropped.repeat_interleave(block).view_as(weight), 0) / (1 - share)
+        weight = noisy + (weight - weight.detach())  # all weights have a gradient
+    return F.linear(x, weight, linear.bias)
 
 
 def _noisy_embedding(stack: nn.Module, cfg) -> nn.Module | None:
@@ -25,8 +56,8 @@ def _noisy_embedding(stack: nn.Module, cfg) -> nn.Module | None:
     noise = (cfg.quant_noise.pq, cfg.quant_noise.pq_block_size)
     if noise[0] <= 0:
         return None
-    add_noise(stack.layers, noise)
-    return quant_noise(nn.Linear(stack.stack.dim, stack.stack.dim, bias=False), *noise)
+    add_noise(stack.layers, *noise)
+    return add_noise(nn.Linear(stack.stack.dim, stack.stack.dim, bias=False), *noise)
 
 
 class DeepTransformerEncoder(Encoder, FairseqEncoder):

@@ -148,6 +148,8 @@ def _of_model(run: Any) -> Iterator[str]:
         drop = getattr(run, f"{side}_layerdrop")
         if not 0 <= (drop or 0) < 1:
             yield f"--{side}-layerdrop {drop} must be in [0, 1)"
+    if run.quant_noise_pq and run.quant_noise_scalar:
+        yield "--quant-noise-pq and --quant-noise-scalar exclude each other: omit one of them"
     adaptive, criterion = run.adaptive_softmax_cutoff, run.criterion or ""
     if adaptive and "cross_entropy" in criterion:
         yield f"--adaptive-softmax-cutoff is not supported with --criterion {criterion}: use adaptive_loss"
