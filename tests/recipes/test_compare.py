@@ -10,7 +10,6 @@ import pytest
 from fairseq_deep.recipes import changes, driver
 from fairseq_deep.recipes.compare import options
 from fairseq_deep.recipes.record import write_json
-from fairseq_deep.tools.command_lines import flags_of
 from fairseq_deep.tools.results import by_system, read
 from tests.helpers import recipes
 from tests.helpers.forkserver import server
@@ -164,55 +163,6 @@ def test_a_directory_that_cannot_be_made_is_one_line(ask, tmp_path):
     recipes.assert_refused(
         done, f"cannot write to {tmp_path}/file/exp (Not a directory): choose another --exp", status=2
     )
-
-
-def commands_of(done):
-    """The training commands of a dry run."""
-    assert done.returncode == 0, done.stderr
-    return [line.split() for line in done.stdout.splitlines() if line.startswith("fairseq-train")]
-
-
-def test_a_dry_run_shows_what_would_be_trained(ask, tmp_path):
-    done = ask("prenorm_6l", "fixed=dlcl_6l --dlcl-fixed", "encoder=lstm_6l --decoder-layer-agg residual", seeds="1,2")
-    commands = commands_of(done)
-    assert "6 of 6 runs left" in done.stdout
-    assert [command[-1] for command in commands] == ["64", "--dlcl-fixed", "residual"]
-    shown = [
-        [flag in command for flag in ("--encoder-ffn-embed-dim", "--decoder-ffn-embed-dim")] for command in commands
-    ]
-    assert shown == [[True, True], [True, True], [False, True]]
-    assert all("--log-depth-interval" in command and "--max-update" in command for command in commands)
-    assert not (tmp_path / "exp").exists()
-
-
-SEARCH = {"tune": "lr", "seeds": "1"}
-WARMUPS = {  # settings: warm-up of the runs, and of the search
-    "the size's": ({"updates": "2000"}, {"500"}, ""),
-    "longer": ({"updates": "4000"}, {"500"}, ""),
-    "shorter": ({"updates": "40"}, {"10"}, "updates: 10, not 500"),
-    "given": ({"updates": "40", "flags": ["--warmup-updates", "6"]}, {"6"}, ""),
-    "shorter search": ({"updates": "40", "tune_updates": "20", **SEARCH}, {"10"}, "10, 5 in the search, not 500"),
-    "given, shorter search": ({"updates": "40", "tune_updates": "20", "flags": ["--warmup-updates", "6"], **SEARCH},
-                              {"6"}, "6, 3 in the search, not 6"),
-    "a system's own is too long": ({"updates": "9"}, {"2"}, "warning: b: training ends within its warm-up (--"
-                                   "max-update 9, --warmup-updates 9)\n"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("how, lengths, said", WARMUPS.values(), ids=WARMUPS)
-def test_a_shorter_training_has_a_shorter_warm_up(ask, how, lengths, said):
-    done = ask("a=lstm_6l", "b=dlcl_6l --warmup-updates 9", **how)
-    assert [flags_of(words)["--warmup-updates"] for words in commands_of(done)] == [*lengths, "9"]
-    assert said in done.stdout if said else "warm-up" not in done.stdout
-    assert done.stdout.count("warning: ") == said.count("warning: ")
-
-
-@pytest.mark.parametrize("shared, own", [((), ("polynomial_decay",)), (("fixed",), ()), (("cosine",), ("fixed",))])
-def test_schedules_without_a_first_rate_have_none(ask, shared, own):
-    """The conf files set it for the usual schedule; fairseq's parser would not know the flag."""
-    shared, own = ([word for name in names for word in ("--lr-scheduler", name)] for names in (shared, own))
-    for flags in map(flags_of, commands_of(ask("a=lstm_6l", " ".join(["b=dlcl_6l", *own]), flags=shared))):
-        assert ("--warmup-init-lr" in flags) == (flags["--lr-scheduler"] in ("inverse_sqrt", "cosine"))
 
 
 def test_the_search_scales_a_systems_own_schedule():
