@@ -3,11 +3,16 @@
 A release measures new methods: ``python benchmarks/portability.py --new --write``.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
 
 import pytest
+
+from fairseq_deep.plugin.architectures import get_architecture
+from fairseq_deep.runtime.plain import NAMES, Unsupported, check_layers
+from tests.helpers.models import tiny_flags
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -38,9 +43,17 @@ def test_what_is_computed_is_near():
             assert each.get("no") or each["difference"] < 5e-5, (name, target)
 
 
-@pytest.mark.parametrize("name", ["`--layer-agg dlcl`", "`--decoder-attn merged`", "`--layer-agg hyper-connections`"])
-def test_what_is_refused_is_refused_by_the_command(name, tmp_path):
+@pytest.mark.parametrize("name", RECORD["systems"])
+def test_layers_are_refused_as_the_record_says(name):
+    """fairseq's transformer lacks what transformers' classes lack."""
     architecture, flags = portability.systems()[name]
-    portability.make_model(tmp_path, architecture, flags)
-    for target, form in (("class", "huggingface"), ("ctranslate2", "ctranslate2")):
-        assert portability.of_export(tmp_path, form)["no"] == RECORD["systems"][name][target]["no"]
+    tagged = {"num_languages": 20} if "language" in name else {}
+    args = argparse.Namespace(**{**tiny_flags(f"transformer_{architecture}"), **tagged, **flags})
+    get_architecture(f"transformer_{architecture}").apply(args)
+    for form, target in (("ctranslate2", "ctranslate2"), ("huggingface", "class"), ("fairseq", "class")):
+        said = ""
+        try:
+            check_layers("it", args, form)
+        except Unsupported as error:
+            said = error.message.replace(NAMES["fairseq"], "transformers").removeprefix("it has ")
+        assert said == RECORD["systems"][name][target].get("no", "").removeprefix("layers of "), form
