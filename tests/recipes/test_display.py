@@ -14,7 +14,7 @@ from tests.helpers.recipes import Terminal
 
 ESCAPE = "\x1b["
 STATS = '| INFO | train_inner | {"epoch": 1, "update": 0.5, "num_updates": "%s", "loss": "9", "ppl": "[bold]"}'
-TRAINING = "; ".join(f"echo '{STATS % update}'; sleep 0.4" for update in range(1, 5))
+TRAINING = "; ".join(f"echo '{STATS % update}'" for update in range(1, 5))
 
 
 @pytest.fixture
@@ -25,6 +25,7 @@ def shown(tmp_path, monkeypatch):
         for name, value in {"TERM": term, "COLUMNS": "100", "FORCE_COLOR": "1"}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "stdout", stream())
+        monkeypatch.setattr(display, "DRAW", 0)
         watcher = watch.Train(str(tmp_path), (0, 0, 0)) if train else watch.Watch()
         with engine.Engine() as running, contextlib.suppress(engine.Stopped):
             asyncio.run(running.run(["bash", "-c", body], str(tmp_path / "log"), watcher))
@@ -48,7 +49,7 @@ def test_a_bar_on_a_terminal_ends_as_it_is(shown, tmp_path):
 
 
 def test_ctrl_c_leaves_the_bar_and_the_terminal(shown):
-    said = shown(f"echo '{STATS % 1}'; sleep 0.4; kill -INT $PPID; sleep 9")
+    said = shown(f"echo '{STATS % 1}'; sleep 0.1; kill -INT $PPID; sleep 9")
     assert said.endswith("\n") and "1 updates" in last_line(said) and "\x1b[?25l" not in said
 
 
@@ -61,5 +62,5 @@ def test_lines_where_the_cursor_cannot_move(shown, stream, term, rich, monkeypat
 
 
 def test_what_a_command_says_does_not_move_the_bar(shown):
-    said = shown(r"printf 'a\033[5Ab\n'; sleep 1.5", train=False)
+    said = shown(r"printf 'a\033[5Ab\n'; sleep 1.2", train=False)
     assert "[5Ab" in last_line(said) and "\x1b[5A" not in said and last_line(said).split()[0] == "bash"
