@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import statistics
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -135,6 +134,7 @@ def test_one_command_tunes_trains_and_judges(tools_of_training, stubs, corpus, t
 
 
 def test_a_closed_pipe_is_no_traceback(tools):
+    recipes.fork_drivers(tools)
     words = ["bash", "-c", f"{ROOT}/examples/compare/run.sh --demo --dry-run prenorm_6l | :; exit ${{PIPESTATUS[0]}}"]
     done = subprocess.run(words, capture_output=True, text=True, env=recipes.environment(tools), timeout=300)
     assert (done.returncode, done.stderr) == (141, "")
@@ -230,42 +230,14 @@ def test_systems_with_an_unfinished_depth_are_named_but_not_judged(tmp_path, mon
     assert text.endswith("A depth without a finished run: b.\n") and text in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "count, two_sided, one_sided",
-    [(3, 4.302653, 2.919986), (4, 3.182446, 2.353363), (5, 2.776445, 2.131847), (10, 2.262157, 1.833113)],
-)
-@pytest.mark.parametrize("sign", [1, -1])
-def test_tests_over_seeds_are_students(count, two_sided, one_sided, sign):
-    """Differences whose t is the 0.975 quantile of Student's distribution, and a margin at the 0.95 quantile beyond."""
-    shape = [seed * seed / 7 for seed in range(count)]
-    error = statistics.stdev(shape) / math.sqrt(count)
-    differences = [sign * (value - statistics.fmean(shape) + two_sided * error) for value in shape]
-    found = over_seeds(differences, margin=(two_sided + one_sided) * error)
-    assert (found["p"], found["p_equal"]) == (pytest.approx(0.05, abs=1e-6), pytest.approx(0.05, abs=1e-6))
-    assert found["half"] == pytest.approx(two_sided * error, rel=1e-6), "the interval ends at 0"
-    assert over_seeds(differences, margin=two_sided * error)["p_equal"] == pytest.approx(0.5), "the mean is the margin"
-    assert over_seeds(differences, margin=(two_sided - one_sided) * error)["p_equal"] == pytest.approx(0.95, abs=1e-6)
-
-
-def test_seeds_without_a_spread():
-    assert over_seeds([0.3] * 3, 0.5) == {"half": 0, "p": 0, "p_equal": 0, "margin": 0.5}
+def test_tests_over_seeds_are_students():
+    """With two degrees of freedom p = 1 - t / sqrt(t^2 + 2): t is sqrt(12) from 0, and 3 sqrt(3) from the margin."""
+    expected = {"half": 4.302653 * 0.1 / 3**0.5, "p": 1 - (12 / 14) ** 0.5, "p_equal": (1 - (27 / 29) ** 0.5) / 2}
+    assert over_seeds([0.1, 0.2, 0.3], 0.5) == pytest.approx({**expected, "margin": 0.5}, rel=1e-6)
+    assert over_seeds([-0.1, -0.2, -0.3], 0.5) == pytest.approx(over_seeds([0.1, 0.2, 0.3], 0.5))
+    assert over_seeds([0.3] * 3, 0.5) == {"half": 0, "p": 0, "p_equal": 0, "margin": 0.5}, "without a spread"
     assert over_seeds([0.0] * 3, 0.0) == {"half": 0, "p": 1, "p_equal": 1, "margin": 0}
     assert over_seeds([0.1, 0.2]) == over_seeds([0.1, 0.2, math.nan]) == {}
-
-
-def test_the_picture_by_depth_has_a_line_per_system(monkeypatch):
-    pytest.importorskip("matplotlib")
-    drawn = []
-    monkeypatch.setattr(picture.pictures, "save_figure", lambda figure, path: drawn.append(figure))
-    points = (("plain", 30, 9.0), ("plain", 6, 20.0), ("DLCL", 6, 21.0), ("DLCL", 30, 22.0))
-    rows = [{"line": line, "depth": layers, "bleu": {"mean": mean, "min": mean - 1, "max": mean + 1}}
-            for line, layers, mean in points]  # fmt: skip
-    picture.draw_depths(rows, "depth.png")
-    [axes] = drawn[0].axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["plain", "DLCL"]
-    assert [list(box.lines[0].get_xdata()) for box in axes.containers] == [[6, 30], [6, 30]]
-    assert [list(box.lines[0].get_ydata()) for box in axes.containers] == [[20.0, 9.0], [21.0, 22.0]]
-    assert axes.get_ylabel() == "BLEU"
 
 
 def test_holm():
