@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from fairseq_deep.recipes import driver
-from tests.helpers.forkserver import BIN, SCRIPTS, server
+from tests.helpers.forkserver import SCRIPTS, server
 from tests.helpers.paths import ROOT
 
 MAIN = ROOT / "run_wmt16_ende.sh"
@@ -151,17 +151,15 @@ def lines(path):
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def make_real(tools, first=False, train=""):
+def make_real(tools, train=""):
     """Let fairseq's programs, and ours but for its look at the machine, run in forks.
 
     Args:
-        first: the first call of each, whatever it is, starts the program as a user does
         train: flags that fairseq-train gets after its own
     """
     for name in SCRIPTS:
         more = f'set -- "$@" {train}\n' if train and name == "fairseq-train" else ""
-        real = f'[[ -e "$0.called" ]] || {{ touch "$0.called"; exec {BIN / name} "$@"; }}\n' if first else ""
-        write_program(tools / name, f"{more}{real}[[ $1 != doctor ]] || exit 0\n{server().stand_in(name)}")
+        write_program(tools / name, f"{more}[[ $1 != doctor ]] || exit 0\n{server().stand_in(name)}")
 
 
 def fork_drivers(tools):

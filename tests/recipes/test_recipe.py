@@ -3,19 +3,13 @@
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 from fairseq_deep.recipes.engine import Engine
 from fairseq_deep.runtime import find_bundle
 from tests.helpers.recipes import (
-    MAIN,
     SMALL,
-    assert_gone,
     assert_refused,
-    begun,
-    environment,
-    fork_drivers,
     programs,
     recipe,
     write_pairs,
@@ -47,23 +41,6 @@ class TestStages:
         done = recipe(*words, "--stage", "4", "--subsets", "test,test1")
         assert_refused(done, "--subsets test,test1: the text has no test1, only train, valid, test", status=2)
         assert programs(stubs) == []
-
-    def test_a_killed_run_goes_on_where_it_was(self, tools, stubs, corpus, tmp_path):
-        exp = tmp_path / "exp with blanks"
-        hang = Path(f"{stubs}.hang")
-        hang.touch()
-        command = [MAIN, "--exp", "exp with blanks", "--data", corpus.name, *SMALL]
-        child, pid = begun(command, tools, stubs, cwd=tmp_path)
-        child.kill()
-        child.wait()
-        assert_gone(pid)
-        assert programs(stubs) == ["fairseq-deep doctor", "fairseq-preprocess", "fairseq-train"]
-        hang.unlink()
-        fork_drivers(tools)
-        resume = [str(exp / "resume.sh")]
-        done = subprocess.run(resume, env=environment(tools), capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        assert programs(stubs)[:2] == ["fairseq-train", "fairseq-deep average"]
 
     def test_a_failed_stage_ends_with_one_line(self, tools, stubs, corpus, tmp_path):
         exp = tmp_path / "exp"

@@ -199,24 +199,15 @@ def test_many_pairs_in_one_model(tools, home, exp, tmp_path):
     assert log.count('"train_robt_loss"') >= 1 and said.count("already done") >= 3
 
 
-def test_wmt14_ende_from_archives_to_bleu_of_several_sets(tools, home, exp):
-    make_ende(home)
-    record, _ = smoke(tools, "wmt14_ende", home, exp, "--conf", "zhang_6l", "--subsets", "test,test1")
-    assert record["pairs"] == {"train": 75, "valid": 4, **{f"test{n}": 4 for n in ("", 1, 2, 3, 4)}}
-    for mean, kind in (("mean_bleu", "sacrebleu"), ("mean_tokenised_bleu", "tokenised")):
-        each = [record["scores"][name][kind]["bleu"] for name in ("test", "test1")]
-        assert record[mean] == pytest.approx(sum(each) / 2, abs=0.01)
-    assert lines(exp / "text/raw/test4.de") == sentences("de", 4, 2018)
-    assert lines(exp / "text/raw/test.en") == sentences("en", 4, 2014)
-    assert has_a_side_each(exp)
-
-
 def test_nist_zhen_from_text_to_bleu_with_four_references(tools, home, exp):
     make_nist(home)
     record, said = smoke(tools, "nist_zhen", home, exp, "--subsets", "test,test2")
     assert record["pairs"] == {"train": 60, "valid": 4, "test": 5, "test1": 4, "test2": 6}
     found = [record["scores"][name][kind] for name in ("test", "test2") for kind in ("sacrebleu", "tokenised")]
     assert all("nrefs:4|case:lc" in each["signature"] for each in found)
+    for mean, kind in (("mean_bleu", "sacrebleu"), ("mean_tokenised_bleu", "tokenised")):
+        each = [record["scores"][name][kind]["bleu"] for name in ("test", "test2")]
+        assert record[mean] == pytest.approx(sum(each) / 2, abs=0.01)
     assert "mean of all test sets" in said and has_a_side_each(exp)
 
 
@@ -228,18 +219,22 @@ def has_a_side_each(exp):
     return bool(merges)
 
 
-TEXTS = {  # archives, size and a part of the training text, its language, and whether each side has its own merges
-    "wmt15_csen": (make_csen, 115, sentences("cs", 20, 6) * 2, "cs", False),
-    "wmt18_enfi": (make_enfi, 60, [f"The house's {sentences('en', 1, 1)[0]} & so on."], "en", True),
+TEXTS = {  # archives, size and a part of the training text, language, whether each side has its own merges; test sets
+    "wmt14_ende": (make_ende, 75, sentences("de", 25, 3), "de", True, {"test": 2014, "test4": 2018}),
+    "wmt15_csen": (make_csen, 115, sentences("cs", 20, 6) * 2, "cs", False, {}),
+    "wmt18_enfi": (make_enfi, 60, [f"The house's {sentences('en', 1, 1)[0]} & so on."], "en", True, {}),
 }
 
 
 @pytest.mark.parametrize("task", TEXTS)
 def test_text_from_archives(tools, home, exp, task):
     """Everything that the archives hold comes out as it should."""
-    make, size, part, lang, separate = TEXTS[task]
+    make, size, part, lang, separate, tests = TEXTS[task]
     make(home)
-    said, raw = run(tools, task, home, exp, "--stop-stage", "3"), exp / "text/raw"
+    more = ["--conf", "zhang_6l"] if tests else []
+    said, raw = run(tools, task, home, exp, *more, "--stop-stage", "3"), exp / "text/raw"
     text = lines(raw / f"train.{lang}")
     assert len(text) == size and (text[: len(part)] == part or text[-len(part) :] == part)
+    for name, year in tests.items():
+        assert lines(raw / f"{name}.{lang}") == sentences(lang, 4, year)
     assert ("1 lines of" in said) == (task == "wmt15_csen") and has_a_side_each(exp) == separate

@@ -40,7 +40,7 @@ def write_text(folder):
 @pytest.fixture
 def work(tools, tmp_path):
     """A folder with blanks, as a clone has what the page takes from it."""
-    make_real(tools, first=True, train=SMALL)
+    make_real(tools, train=SMALL)
     fork_drivers(tools)
     write_program(tools / "forked-python", server().stand_in("python3"))
     write_program(tools / "shuf", "exec cat")  # the pair without a source, which sort puts first, is a test sentence
