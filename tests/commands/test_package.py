@@ -20,7 +20,6 @@ from fairseq_deep.runtime import TextSteps, Translator, find_bundle
 from fairseq_deep.tools.card import make_card
 from tests.helpers.commands import PACKAGE, run, train_command
 from tests.helpers.exports import write_model
-from tests.helpers.models import make_dictionary, make_tagged_dictionary
 from tests.helpers.paths import ALONE
 from tests.helpers.tools import EMPTY, GENERATE
 
@@ -241,22 +240,6 @@ def test_the_card_and_an_own_architecture(trained, parts, tmp_path, monkeypatch)
     torch.save(state, tmp_path / "mine.pt")
     package(tmp_path / "mine.pt", *parts, "--output", tmp_path / "own")
     assert json.loads((tmp_path / "own/config.json").read_text())["arch"] == "deep_transformer"
-
-
-def test_models_with_layers_per_language_are_packaged(tmp_path):
-    dictionaries = make_tagged_dictionary(38, 6), make_dictionary(30)
-    write_model(tmp_path, "matt_6l", dictionaries, language_norm=True, language_transform=True,
-                decoder_layers=2)  # fmt: skip
-    package(tmp_path / "model.pt", "--tokenizer", "none", "--output", tmp_path / "package")
-    lines, search = ["<2l0> w1 w2 w3", "<2l5> w1 w2 w3", "w1 w2 w3"], {"beam": 3, "nbest": 3, "cpu": True}
-    bundles = find_bundle(str(tmp_path / "model.pt"), tokenizer="none"), find_bundle(str(tmp_path / "package"))
-    want, got = (Translator([bundle], **search).translate_nbest(lines) for bundle in bundles)
-    assert got == want and len({best.score for best, *_ in want}) == 3
-
-
-def test_a_package_is_not_packaged_again(pair, command, tmp_path):
-    code, _, error = command("package", pair[2], "--output", tmp_path / "made")
-    assert code == 2 and "is already a packaged model: copy the directory" in error
 
 
 def test_a_write_that_fails_leaves_nothing(trained, capsys, monkeypatch, tmp_path):

@@ -75,14 +75,3 @@ def test_an_export_that_fails_leaves_nothing(form, place, name, value, problem, 
 def test_a_missing_package_is_named(form, module, problem, fails, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     assert problem in fails(form)
-
-
-@pytest.mark.parametrize("form", ["ctranslate2", "huggingface"])
-def test_a_token_that_occurs_twice_is_refused(form, fails, tmp_path):
-    words = [f"w{number} 1\n" for number in range(25)]
-    (tmp_path / "dict.tgt.txt").write_text("".join([*words, "w7 1 #fairseq:overwrite\n"]))
-    assert "model.pt has a dictionary in which w7 occurs twice" in fails(form)
-
-
-def test_more_positions_than_the_model_has_are_refused(fails):
-    assert "--capacity 33 exceeds the 32 positions of " in fails("torch", "--capacity", 33)

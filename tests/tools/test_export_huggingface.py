@@ -8,7 +8,6 @@ from operator import eq
 import pytest
 import torch
 
-from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import Translator, find_bundle, load_model
 from fairseq_deep.runtime.dictionary import Dictionary
 from fairseq_deep.runtime.engines.transformers_engine import quiet
@@ -155,21 +154,6 @@ def test_an_imported_model_translates_and_trains_on(recipe, tmp_path, command):
         assert len(losses(done)) == 3 and losses(done)[1] < 3.5  # an untrained model has 5 and more
 
 
-def test_a_package_is_exported_as_its_checkpoint(recipe, tmp_path, command):
-    """Without fairseq's reader of checkpoints; a lone model is checked with random units, or with --verify."""
-    trained, output, _ = recipe
-    assert command("package", trained, "--output", tmp_path / "package")[0] == 0
-    words = ["export", tmp_path / "package", "--format", "huggingface", "--output"]
-    code, out, err = command(*words, tmp_path / "out")
-    assert (code, err) == (0, "") and " sentences within " in out and "(random units, " in out
-    verify = ["--verify", trained / "text/raw/test.en", "--verify-sentences", 5]
-    code, out, err = command(*words, tmp_path / "verified", *verify)
-    assert (code, err) == (0, "") and " 5 of 5 translations equal (test.en, beam 3," in out
-    for name in ("model.safetensors", "tokenizer.json", "config.json", "generation_config.json"):
-        expected = (output / name).read_bytes()
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "verified" / name).read_bytes() == expected
-
-
 def test_the_card_of_a_model_of_fairseq_names_its_architecture(make, export):
     """And its own number of parameters: FSMT stores positions, and three tables for one."""
     model, folder = make("postnorm_6l", **SHARED)
@@ -184,65 +168,6 @@ def test_the_card_of_a_model_of_fairseq_names_its_architecture(make, export):
         assert f"| architecture | {architecture} |" in card
         stored = sum(parameter.numel() for parameter in load(folder / name).parameters())
         assert f"| parameters | {own} ({stored:,} as stored by the class) |" in card
-
-
-def words_of(vocabulary):
-    return {"model": {"type": "WordLevel", "vocab": vocabulary}}
-
-
-def full(*_):
-    raise UsageError("No space left")
-
-
-def test_bad_input_of_the_import_is_one_line(make, export, refused, tmp_path, monkeypatch):
-    _, folder = make("prenorm_6l", swap=True)
-    assert export(folder / "model.pt", "--output", folder / "out")[0] == 0
-    place, back = folder / "out", folder / "back"
-    back.mkdir()
-
-    def refuses(message, folder=place, *words):
-        err = refused("import", folder, "--from", "huggingface", "--output", back / "model.pt", *words)
-        assert message in err and not [*back.iterdir()], err
-
-    def changed(name, **content):
-        config = json.loads((place / name).read_text())
-        (place / name).write_text(json.dumps({**config, **content}))
-        return lambda: (place / name).write_text(json.dumps(config))
-
-    refuses(f"{folder}/no: no such directory", folder / "no")
-    refuses("config.json: missing or empty; give the directory of a model", back)
-    refuses("both languages are src", place, "-t", "src")
-    with monkeypatch.context() as patch:
-        patch.setattr("fairseq_deep.tools.import_.save_checkpoint", full)
-        refuses("No space left")
-    for problem, name, content in (
-        ("a model of the unsupported type marian: supported are m2m_100, ", "config.json", {"model_type": "marian"}),
-        ("is a package of fairseq_deep: use it without import", "config.json", {"model_type": "fairseq_deep"}),
-        ("unsupported activation function mish: supported are relu", "config.json", {"activation_function": "mish"}),
-        ("does not name its languages: give --source-lang", "config.json", {"langs": None}),
-        ("splits text by Unigram: supported are words, and BPE", "tokenizer.json", {"model": {"type": "Unigram"}}),
-        ("splits text by another kind of BPE", "tokenizer.json", {"model": {"type": "BPE", "vocab": {}}}),
-        ("must begin with <s>, <pad>, </s>, <unk>", "tokenizer.json", words_of({"a": 0})),
-        ("has no token with the index 0", "tokenizer.json", words_of({"a": 1})),
-        ("model is a list, not an object; copy the directory again", "tokenizer.json", {"model": [1]}),
-        ("model.merges[1] is 'a b c', not a pair of tokens", "tokenizer.json",
-         {"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": "</w>", "merges": ["a b c"]}}),
-        ("has 4 source tokens, but a table of 38 rows", "tokenizer.json", words_of(Dictionary().indices)),
-    ):  # fmt: skip
-        undo = changed(name, **content)
-        refuses(problem)
-        undo()
-    (place / "vocab-src.json").write_text("{}")
-    (place / "tokenizer.json").rename(tmp_path / "kept")
-    refuses("has no merges.txt: copy it")
-    (place / "merges.txt").write_bytes(b"a \xff\n")
-    refuses("merges.txt is not UTF-8")
-    (place / "merges.txt").unlink()
-    (place / "vocab-src.json").unlink()
-    refuses("has no supported sub-words: it must have tokenizer.json, ")
-    (tmp_path / "kept").rename(place / "tokenizer.json")
-    (place / "model.safetensors").write_bytes(b"nothing")
-    refuses("transformers cannot load it (")
 
 
 def test_the_files_of_fsmt_are_read(make, export, command):
