@@ -104,6 +104,15 @@ def test_a_training_that_is_done_does_nothing_when_it_is_started_again(small, wh
     assert {path.name: path.read_bytes() for path in folder.glob("*.pt")} == before
 
 
+@pytest.fixture
+def handlers():
+    """Handlers of signals are put back."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 class Blocked(torch.utils.data.Dataset):
     """What the process that reads it has blocked."""
 
@@ -118,17 +127,14 @@ class TestSignals:
     """The object that notes them."""
 
     @pytest.fixture
-    def stop(self):
-        stop = safe_stop.Stop()
-        yield stop
-        for number, handler in stop.before.items():
-            signal.signal(number, handler)
+    def stop(self, handlers):
+        return safe_stop.Stop()
 
     trainer = SimpleNamespace(data_parallel_world_size=1)
 
     def test_the_same_one_again_is_ignored_and_a_later_one_ends_it(self, stop, monkeypatch):
         ended = []
-        before = signal.signal(signal.SIGUSR1, lambda number, _: ended.append(number))
+        signal.signal(signal.SIGUSR1, lambda number, _: ended.append(number))
         stop.listen()
         os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -137,7 +143,6 @@ class TestSignals:
         time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGUSR1)
         assert ended == [signal.SIGUSR1]
-        signal.signal(signal.SIGUSR1, before)
 
     @pytest.mark.parametrize("listens", [True, False])
     def test_a_worker_of_a_training_has_them_blocked_from_its_birth(self, stop, monkeypatch, listens):
@@ -208,18 +213,6 @@ def test_workers_that_read_data_outlive_a_signal_to_the_whole_group(small, tmp_p
     rest = child.communicate(timeout=300)[0]
     assert child.returncode == 75 and "Traceback" not in rest, rest[-2000:]
     assert workers and not live(workers)
-
-
-def test_workers_of_a_training_that_is_killed_end_too(small, tmp_path):
-    child, _ = begin(train_command(small, tmp_path / "save", *LONG, "--batch-size", "1"), 3)
-    workers = workers_of(child.pid)
-    assert live(workers)
-    child.kill()
-    child.wait()
-    end = time.time() + 30  # a worker looks every 5 seconds
-    while live(workers) and time.time() < end:
-        time.sleep(0.2)
-    assert not live(workers)
 
 
 def test_commands_with_workers_end(small, tmp_path):
@@ -302,39 +295,39 @@ def test_processes_that_fairseq_starts_itself_get_the_signal(tmp_path):
     assert (tmp_path / "0.stopped").exists() and (tmp_path / "1.stopped").exists()
 
 
-def test_a_signal_before_fairseq_starts_a_process_is_not_lost(monkeypatch):
-    came, before = [], {number: signal.getsignal(number) for number in SIGNALS}
+def test_a_signal_before_fairseq_starts_a_process_is_not_lost(handlers, monkeypatch):
+    came = []
     signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
     monkeypatch.setattr(torch.multiprocessing, "spawn", lambda *_, **__: os.kill(os.getpid(), signal.SIGUSR1))
     safe_stop.spawn(wait_and_stop, (), 2)
-    for number, handler in before.items():
-        signal.signal(number, handler)
     assert came == [signal.SIGUSR1]
 
 
 @pytest.mark.parametrize("status, said", [(1, 1), (75, 75), (-9, "process 1 was ended by SIGKILL (out of memory?)")])
-def test_a_process_that_fairseq_has_started_and_that_ends_is_no_traceback(monkeypatch, status, said):
+def test_a_process_that_fairseq_has_started_and_that_ends_is_no_traceback(handlers, monkeypatch, status, said):
     def spawn(fn, args, nprocs, join):
         raise torch.multiprocessing.ProcessExitedException("", 1, error_pid=5, exit_code=status)
 
-    before = {number: signal.getsignal(number) for number in SIGNALS}
     monkeypatch.setattr(torch.multiprocessing, "spawn", spawn)
     with pytest.raises(SystemExit) as end:
         safe_stop.spawn(wait_and_stop, (), 2)
     assert end.value.code == said or end.value.code.startswith(said)
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
-def test_two_trainings_do_not_share_a_folder(small, tmp_path):
-    child, _ = begin(train_command(small, tmp_path / "save", *LONG), 1)
-    before = sorted(path.name for path in (tmp_path / "save").iterdir())
+def test_two_trainings_do_not_share_a_folder_and_a_kill_leaves_neither_workers_nor_a_lock(small, tmp_path):
+    child, _ = begin(train_command(small, tmp_path / "save", *LONG, "--batch-size", "1"), 3)
+    workers, before = workers_of(child.pid), {path.name for path in (tmp_path / "save").iterdir()}
     status, log = start(small, tmp_path / "save")
     last = log.strip().splitlines()[-1]
     assert status == 1 and "Traceback" not in log and losses(log) == {}
     assert re.fullmatch(rf"\S+/save is in use by process {child.pid} on \S+, since .*: try again .*--save-dir", last)
-    new = {path.name.replace(".tmp", "") for path in (tmp_path / "save").iterdir()} - set(before)
+    new = {path.name.replace(".tmp", "") for path in (tmp_path / "save").iterdir()} - before
     assert new <= {"checkpoint_last.pt", "checkpoint_best.pt"}, "only the first one saves"
+    assert live(workers)
     child.kill()
     child.communicate(timeout=300)
-    assert start(small, tmp_path / "save", "--reset-dataloader")[0] == 0, "a kill leaves no lock behind"
+    assert start(small, tmp_path / "save", "--reset-dataloader")[0] == 0
+    end = time.time() + 30  # a worker looks every 5 seconds
+    while live(workers) and time.time() < end:
+        time.sleep(0.2)
+    assert not live(workers)
