@@ -71,7 +71,7 @@ def checked(script, *words):
         return driven(script, *words)
 
 
-def assert_refused(done, *parts, status=65):
+def assert_refused(done, *parts, status=2):
     """One line on stderr, and nothing that looks like a result."""
     assert done.returncode == status, done.stderr
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr

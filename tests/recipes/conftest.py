@@ -1,28 +1,20 @@
 """What the tests of ``examples`` share: text and programs."""
 
 import random
-import shlex
-import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.helpers.paths import ROOT
 from tests.helpers.recipes import STUB, WORDS, write_pairs, write_program
 
 
 @pytest.fixture
 def tools(tmp_path):
-    """A folder for PATH with this Python first and, where it is not installed, ``fairseq-deep``."""
+    """A folder for PATH with this Python first."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("python", "python3"):
         write_program(folder / name, f'exec {sys.executable} "$@"')
-    if not shutil.which("fairseq-deep", path=str(Path(sys.executable).parent)):
-        write_program(
-            folder / "fairseq-deep", f'PYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m fairseq_deep "$@"'
-        )
     return folder
 
 

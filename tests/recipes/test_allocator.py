@@ -15,10 +15,13 @@ NAME = "libtcmalloc_minimal.so.4"
 
 
 @pytest.fixture
-def installed(monkeypatch):
+def found(monkeypatch):
+    """Libraries of a Linux machine, as {name: file}."""
+    found = {"tcmalloc_minimal": NAME}
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(allocator.ctypes.util, "find_library", {"tcmalloc_minimal": NAME}.get)
+    monkeypatch.setattr(allocator.ctypes.util, "find_library", found.get)
     monkeypatch.delenv("LD_PRELOAD", raising=False)
+    return found
 
 
 def started(ngpu=0, dry=False):
@@ -34,25 +37,18 @@ def started(ngpu=0, dry=False):
     return found[0], said
 
 
-def test_a_training_on_the_cpu_gets_it(installed, monkeypatch):
+def test_a_training_on_the_cpu_of_a_linux_machine_gets_it(found, monkeypatch):
     assert started() == (NAME, [f"  memory allocator: {NAME}"])
     assert started(ngpu=1) == started(dry=True) == (None, [])
     for own in ("mine.so", ""):
         monkeypatch.setenv("LD_PRELOAD", own)
         assert started() == (None, [])
-
-
-def test_other_systems_have_none(installed, monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert allocator.find() == "" and started() == (None, []) and doctor._allocator() == ""
-
-
-def test_doctor_names_the_package(installed, monkeypatch):
-    monkeypatch.setattr(doctor, "_try_import", lambda name: (None, ""))
-    assert doctor._allocator().startswith(NAME)
-    monkeypatch.setattr(allocator.ctypes.util, "find_library", lambda _: None)
+    monkeypatch.delenv("LD_PRELOAD")
+    found.clear()
     check = doctor.Row("allocator", doctor._allocator).run()
-    assert check.state == "no" and "libtcmalloc-minimal4" in check.cure
+    assert check.state == "no" and "libtcmalloc-minimal4" in check.cure and started() == (None, [])
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert doctor._allocator() == "" and started() == (None, [])
 
 
 @pytest.mark.skipif(not allocator.find(), reason="tcmalloc is not installed")

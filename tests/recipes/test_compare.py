@@ -178,7 +178,7 @@ def test_changed_conditions_are_refused_and_more_updates_taken(ask, tmp_path):
     exp = tmp_path / "exp"
 
     def refuse(*parts, system="a=lstm_6l", **how):
-        recipes.assert_refused(ask(system, **how), *parts, status=2)
+        recipes.assert_refused(ask(system, **how), *parts)
 
     words = f"--conf mini --average 1 --updates 4 --width {WIDTH} --heads 2".split()
     args = driver.read_options("compare", words, options.Compare())
@@ -242,5 +242,5 @@ def test_other_data_are_refused_before_the_text_is_touched(ask, stubs, corpus, t
     recipes.write_pairs(corpus, valid=[("new", "neu")] * 3)
     for system in ("lstm_6l", "rnn_6l"):  # one that is not there yet must not have them, either
         done = ask(system, dry_run="false")
-        recipes.assert_refused(done, "exp was begun with another value of the hash of the text: ", status=2)
+        recipes.assert_refused(done, "exp was begun with another value of the hash of the text: ")
     assert text.read_text() == before and not (tmp_path / "exp/runs/rnn_6l").exists()

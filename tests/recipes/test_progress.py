@@ -28,14 +28,6 @@ def wait_for(path, seconds=30):
     return path.read_text()
 
 
-def said(kind, lines, **options):
-    """What the watch *kind* prints after *lines*."""
-    found = kind(display=Display(0), **options)
-    for line in lines:
-        found.read(line + "\n")
-    return found
-
-
 INFO = "2026-11-24 16:03:39 | INFO | fairseq_cli.preprocess | "
 
 
@@ -49,20 +41,11 @@ INFO = "2026-11-24 16:03:39 | INFO | fairseq_cli.preprocess | "
     (["2026-11-24 16:03:39 | WARNING | fairseq | low on space"], "WARNING | fairseq | low on space"),
 ])  # fmt: skip
 def test_a_sign_of_life_is_the_last_line_that_says_something(capsys, lines, words):
-    said(watch.Watch, lines).tick()
+    found = watch.Watch(display=Display(0))
+    for line in lines:
+        found.read(f"{line}\n")
+    found.tick()
     assert capsys.readouterr().out == f"  0 min 00 s: {words}\n"
-
-
-def test_before_the_first_figures_it_says_what_training_does(capsys, tmp_path):
-    options = {"limits": (0, 0, 0), "exp": str(tmp_path)}
-    train = said(watch.Train, [INFO + "loaded 10,000 examples from: data-bin"], **options)
-    train.tick()
-    train.read("2026-11-24 16:03:43 | INFO | fairseq.trainer | begin training epoch 1\n")
-    for _ in range(3):  # a log does not repeat what it has
-        train.tick()
-    train.finish(True)
-    lines = [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()]
-    assert lines == ["loaded 10,000 examples from: data-bin", "first updates, no statistics yet"]
 
 
 @pytest.mark.parametrize("limits, expected", [

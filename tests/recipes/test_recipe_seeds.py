@@ -1,17 +1,18 @@
-"""The recipe with several seeds, several references, averages by updates, and another run to compare with."""
+"""The recipe with several seeds, averages by updates, and the text of another run."""
 
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 
 import pytest
 
+from fairseq_deep.recipes import summary
 from fairseq_deep.tools.results import read
 from tests.helpers import recipes
 from tests.helpers.recipes import SMALL, assert_refused, programs, recipe
+from tests.helpers.runs import RECORD, make_run
 
 
 def seed_of(call):
@@ -38,11 +39,11 @@ def test_the_text_of_another_run_is_linked_and_never_changed(tools, stubs, corpu
     for _ in range(2):
         assert recipe(*same, "--start-from", there).stdout.count("already done") == 4
     assert all((exp / name).samefile(there / name) for name in ("text", "data-bin"))
-    assert_refused(recipe(*same), "exp has the text of another run: repeat --start-from, or give another", status=2)
+    assert_refused(recipe(*same), "exp has the text of another run: repeat --start-from, or give another")
     own = (tools, there, "--data", corpus, *SMALL, "--start-from", exp)
     (exp / "checkpoints").mkdir()
     (exp / "checkpoints/checkpoint_last.pt").touch()
-    assert_refused(recipe(*own), "there has a text of its own: omit --start-from, or give another", status=2)
+    assert_refused(recipe(*own), "there has a text of its own: omit --start-from, or give another")
 
 
 def test_another_teacher_translates_anew(tools, stubs, corpus, tmp_path):
@@ -116,7 +117,7 @@ class TestSeeds:
         words = (tools, tmp_path / "exp", "--data", corpus, *SMALL, "--seeds", "5,7")
         assert recipe(*words, "--stop-stage", "4").returncode == 0
         assert programs(stubs)[-2:] == ["fairseq-train"] * 2
-        assert_refused(recipe(*words, "--lowercase", "true"), "seed5", "other data", status=2)
+        assert_refused(recipe(*words, "--lowercase", "true"), "seed5", "other data")
         assert programs(stubs) == []
 
     @pytest.mark.parametrize("status, reason", [(1, "failed: planted"), (75, "was stopped by a signal")])
@@ -131,7 +132,7 @@ class TestSeeds:
 
 def test_an_average_by_updates_without_checkpoints_is_refused(tools, stubs, corpus, tmp_path):
     words = (tools, tmp_path / "exp", "--data", corpus, *SMALL, "--average-updates", "1000")
-    assert_refused(recipe(*words), "no checkpoint of every 1000 updates", "--average-updates 0", status=2)
+    assert_refused(recipe(*words), "no checkpoint of every 1000 updates", "--average-updates 0")
     (tmp_path / "exp/checkpoints/checkpoint_3_1000.pt").touch()
     assert "using the last one" in recipe(*words).stdout
     (tmp_path / "exp/checkpoints/checkpoint_5_2000.pt").touch()
@@ -142,42 +143,12 @@ def test_an_average_by_updates_without_checkpoints_is_refused(tools, stubs, corp
     assert json.loads((tmp_path / "exp/RESULT.json").read_text())["averaged"] == 2, "not the 5 that were asked for"
 
 
-def test_two_seeds_from_text_to_significance(tools, corpus, tmp_path):
-    """Real programs, but for the look at the machine: averages by updates, two references, and a copy to compare."""
-    recipes.make_real(tools)
-    (corpus / "test.de.ref1").write_text("das  Haus 1\n" * 11)
-    words = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --force-batch --workers 1 --beam 1".split()
-    words += "--seeds 2 --average-updates 6 --average 2 --max-tokens 300 --update-freq 1".split()
-    model = "-- --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-layers 2 --max-update 20".split()
-    exp = tmp_path / "exp"
-    done = recipe(tools, exp, "--data", corpus, *words, *model)
-    assert done.returncode == 0, done.stderr + done.stdout
-    record = json.loads((exp / "RESULT.json").read_text())
-    bleu = [record["runs"][seed]["scores"]["test"]["sacrebleu"]["bleu"] for seed in "12"]
-    assert record["bleu"]["mean"] == pytest.approx(sum(bleu) / 2) and record["bleu"]["max"] == max(bleu)
-    assert record["chrf"]["std"] > 0 and record["valid_ppl"]["min"] > 1 and "nrefs:2" in record["signature"]
-    assert [record["runs"][seed]["seed"] for seed in "12"] == [1, 2]
-    assert done.stdout.splitlines()[-1] == f"BLEU = {record['bleu']['mean']:.2f}"
-    kept = [path.name for path in exp.glob("seed1/checkpoints/checkpoint*[0-9].pt")]
-    assert sorted(name.rsplit("_")[-1] for name in kept) == ["12.pt", "18.pt"]
-    log = (exp / "seed1/logs/5-average.log").read_text()
-    assert "averaged 2 checkpoints" in log and all(name in log for name in kept)
-    assert (exp / "seed2/test.ref1.de").read_text() == "das Haus 1\n" * 11
-    tokenized = record["runs"]["2"]["scores"]["test"]["tokenised"]
-    assert "nrefs:2" in tokenized["signature"] and tokenized["references"][1].endswith("/test.de.ref1.tok")
-
-    done = recipe(tools, exp, "--data", corpus, *words, "--against", exp, *model)
-    assert done.returncode == 2 and "is this run itself: give another one" in done.stderr
-    other = tmp_path / "other"
+def test_means_over_seeds_also_of_the_difference_from_another_run(tmp_path, capsys):
     for seed in (1, 2):
-        (other / f"seed{seed}").mkdir(parents=True)
-        for path in (exp / f"seed{seed}").glob("test.*"):
-            shutil.copy(path, other / f"seed{seed}")
-    done = recipe(tools, exp, "--data", corpus, *words, "--against", other, *model)
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert done.stdout.count(": done in ") == 2  # two scorings
-    record = json.loads((exp / "RESULT.json").read_text())
-    found = [record["runs"][seed]["scores"]["test"]["sacrebleu"]["against"] for seed in "12"]
-    assert [entry["system"] for entry in found] == [str(other / f"seed{seed}") for seed in "12"]
-    assert set(found[0]["measures"]) == {"BLEU", "chrF"} and "nrefs:2" in found[0]["measures"]["chrF"]["signature"]
-    assert record["difference"]["mean"] == 0 and re.search(r"^  1 .* \+0\.00  1\.000$", done.stdout, re.MULTILINE)
+        make_run(tmp_path / f"seed{seed}", {**RECORD, "bleu": 10.0 + seed, "valid_ppl": 4.0 + seed})
+    summary.summarise(str(tmp_path), [1, 2], [3])
+    record, said = json.loads((tmp_path / "RESULT.json").read_text()), capsys.readouterr().out
+    assert record["bleu"] == {"mean": 11.5, "std": pytest.approx(0.5**0.5), "min": 11.0, "max": 12.0}
+    assert record["valid_ppl"]["mean"] == 5.5 and record["difference"]["mean"] == 2.345 and "p" not in record
+    assert re.search(r"^  1 +11\.00 +40\.50 +5\.00 +\+2\.35 +0\.012$", said, re.MULTILINE), said
+    assert "  3 FAILED" in said and said.endswith("BLEU = 11.50\n")
