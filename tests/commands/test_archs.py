@@ -6,8 +6,7 @@ import json
 import pytest
 
 import fairseq_deep
-from fairseq_deep.core.aggregators import AGGREGATORS
-from fairseq_deep.plugin import architectures, compat
+from fairseq_deep.plugin import architectures
 from fairseq_deep.plugin.architectures import resolved_presets
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.tools import archs, flags
@@ -58,13 +57,6 @@ def test_list_archs_takes_a_pattern():
     assert fairseq_deep.list_archs("no such") == []
 
 
-def test_without_fairseq_the_doctor_is_named(monkeypatch, command):
-    monkeypatch.setattr(compat, "FAIRSEQ_ERROR", ImportError("no fairseq here"))
-    code, _, error = command("archs")
-    assert code == 2 and error.count("\n") == 1
-    assert "no fairseq here" in error and "fairseq-deep doctor" in error
-
-
 def test_each_of_our_flags_is_listed_once(command):
     """With axis, methods, type and default of tests/snapshots."""
     records = json.loads(command("flags", "--json")[1])
@@ -81,11 +73,3 @@ def test_flags_of_a_method_or_an_axis(name, found, command):
     lines = command("flags", "--", name)[1].splitlines()
     named = [line.split()[0] for line in lines if line.startswith("--")]
     assert found in named and lines[-1] == f"{len(named)} flags"
-
-
-def test_names_have_hyphens_or_underscores(monkeypatch):
-    monkeypatch.setattr(AGGREGATORS, "names", lambda: ["my_method", "hyper-connections"])
-    records = [{"axis": "", "methods": [name]} for name in AGGREGATORS.names()]
-    for name in ("my_method", "my-method", "hyper_connections"):
-        [found] = flags._select(records, name)
-        assert found["methods"][0].replace("_", "-") == name.replace("_", "-")

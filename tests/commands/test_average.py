@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import weakref
 
 import pytest
 import torch
@@ -103,20 +102,6 @@ def test_a_write_that_fails_leaves_the_old_output(command, tmp_path, monkeypatch
     assert (tmp_path / "out.pt").read_text() == "old" and sorted(os.listdir(tmp_path)) == ["0.pt", "out.pt"]
 
 
-def test_one_checkpoint_at_a_time_is_in_memory(average, tmp_path, monkeypatch):
-    load, alive = compat.load_checkpoint, []
-
-    def watched(path):
-        assert [reference() for reference in alive] == [None] * len(alive)
-        state = load(path)
-        alive.append(weakref.ref(state["model"]["w"]))
-        return state
-
-    monkeypatch.setattr(compat, "load_checkpoint", watched)
-    average("--inputs", *series(tmp_path, *({"w": torch.ones(1)} for _ in range(3))))
-    assert len(alive) == 4  # the last is the result
-
-
 EPOCHS = ("checkpoint2.pt", "checkpoint9.pt", "checkpoint10.pt", "checkpoint_1_1500.pt", "checkpoint_2_900.pt",
           "checkpoint_3_300.pt")  # fmt: skip
 
@@ -159,9 +144,7 @@ def test_an_averaged_model_loads_into_fairseq(average, tmp_path, dictionary):
     """Two states of a real model with tied embeddings: the average is strict-loadable and equals the mean."""
     from fairseq import checkpoint_utils
 
-    models = [
-        build_architecture("transformer_dlcl_2l2l_tiny", dictionary, share_all_embeddings=True) for _ in range(2)
-    ]
+    models = [build_architecture("transformer_dlcl_2l2l_tiny", dictionary, share_all_embeddings=True) for _ in range(2)]
     paths = series(tmp_path, *(model.state_dict() for model in models))
     average("--inputs", *paths)
     means = {key: torch.stack([model.state_dict()[key] for model in models]).mean(0) for key in models[0].state_dict()}

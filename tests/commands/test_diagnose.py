@@ -144,7 +144,7 @@ def test_a_trained_model_with_and_without_dropout(first, small, tmp_path):
     assert result["parameters"] == fresh["parameters"] == sum(distinct.values())
 
 
-def test_aggregators_and_models_without_residual_connections(measure):
+def test_aggregators_and_models_without_residual_connections(measure, first):
     record, lines = measure("--arch", LSTM, *NARROW, "--cpu", "--per-layer")
     mean = record["models"][0]["mean"]
     assert mean["sublayers"] is None and set(mean["gradient_norm"]) == {
@@ -152,28 +152,8 @@ def test_aggregators_and_models_without_residual_connections(measure):
     }  # fmt: skip
     assert any("no residual connections, so no Var(r) and beta" in line for line in lines)
     assert any(line.split()[:1] == ["aggregator"] for line in lines)
-
-
-def test_ratios_per_layer_and_their_means(measure, first):
-    record, lines = measure("--arch", POST, *COMMON, "--per-layer")
-    rows = [line.split() for line in lines]
-    assert sum(row[:2] == ["decoder", "cross"] for row in rows) == 3
-    means = [row for row in rows if "mean" in row[2:]]
-    assert [row[:2] for row in means] == [["encoder", "self"], ["encoder", "ffn"], ["decoder", "self"],
-                                          ["decoder", "cross"], ["decoder", "ffn"]]  # fmt: skip
-    entries = record["models"][0]["mean"]["sublayers"]["decoder"]
-    assert [(entry["layer"], entry["part"]) for entry in entries] == [
-        (layer, part) for layer in (1, 2) for part in ("self", "cross", "ffn")
-    ]
     prenorm = first("--arch", DLCL, *COMMON)["mean"]["sublayers"]["encoder"]
     assert {entry["beta_ln"] for entry in prenorm} == {None}, "no norm follows the sum"
-
-
-def test_the_figure_has_a_panel_a_stack_and_a_line_a_model(measure, tmp_path):
-    pytest.importorskip("matplotlib")
-    measure("--arch", POST, "--arch", DLCL, *COMMON, "--plot", tmp_path / "a.svg")
-    text = (tmp_path / "a.svg").read_text()
-    assert text.startswith("<?xml") and all(word in text for word in (POST, DLCL, "encoder", "decoder"))
 
 
 def test_json_has_null_for_what_is_not_finite():

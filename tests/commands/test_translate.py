@@ -263,13 +263,6 @@ def test_languages_are_those_of_the_data(trained, alone, tmp_path):
         assert " ".join(found) == languages, given
 
 
-@pytest.mark.parametrize("name", ["translate", "package", "export"])
-def test_the_languages_have_short_flags(name):
-    required = [] if name == "translate" else ["--output", "out"]
-    args = cli.parse([name, "model", *required, "-s", "de", "-t", "en"])
-    assert (args.source_lang, args.target_lang) == ("de", "en")
-
-
 @pytest.fixture(scope="module")
 def hub(trained):
     return DeepTransformerModel.from_pretrained(

@@ -86,20 +86,15 @@ def test_scores_and_searches_are_those_of_the_core(models):
 def test_half_precision_and_a_round_trip(models, tmp_path):
     model, core = models
     model.save_pretrained(tmp_path)
-    loaded = FairseqDeepForConditionalGeneration.from_pretrained(tmp_path)
-    assert loaded.state_dict().keys() == core.state_dict().keys()
-    assert all(torch.equal(value, core.state_dict()[name]) for name, value in loaded.state_dict().items())
     half = FairseqDeepForConditionalGeneration.from_pretrained(tmp_path, dtype="bfloat16")
-    core = core.to(torch.bfloat16)
-    assert {name: value.dtype for name, value in half.state_dict().items()} == {
-        name: value.dtype for name, value in core.state_dict().items()
-    }
+    found, expected = half.state_dict(), core.to(torch.bfloat16).state_dict()
+    assert {name: value.dtype for name, value in found.items()} == {name: expected[name].dtype for name in expected}
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
     source, target = sources(), targets((7, 7, 7))
     with torch.no_grad():
         expected = core(source, None, target, alignment_layer=-1)[0]  # weights take other kernels
         assert torch.equal(half(source, decoder_input_ids=target).logits, expected)
-    found = half.generate(source, max_new_tokens=4)
-    assert found.shape == (3, 5) and torch.equal(found, half.generate(source, max_new_tokens=4))
+    assert half.generate(source, max_new_tokens=4).shape == (3, 5)
 
 
 @pytest.mark.parametrize("limit", [1, 3])

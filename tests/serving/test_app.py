@@ -1,8 +1,6 @@
 """The routes in this process: answers are the translator's, also of concurrent requests."""
 
-import asyncio
 import json
-import random
 import re
 import time
 
@@ -188,25 +186,3 @@ def test_a_failing_translation_is_an_internal_error_in_the_log(capsys):
         assert answer.status_code == 500 and answer.json()["error"].startswith("internal error")
         assert json.loads(capsys.readouterr().err.splitlines()[-1])["error"] == "RuntimeError: failed as asked"
         assert ask(client, "on") == {"translatedText": "ON"}
-
-
-def test_2000_concurrent_requests_get_their_own_answers(models, expected):
-    lines, found = expected
-    service, rng = service_of(models, capacity=20_000), random.Random(2)
-
-    async def ask(client):
-        pair, first, count = rng.choice((EN, DE)), rng.randrange(len(lines) - 3), rng.choice((1, 1, 1, 3))
-        fields = {"q": lines[first : first + count], "source": pair.source, "target": pair.target}
-        answer = (await client.post("/translate", json=fields)).json()
-        return answer == {"translatedText": [best for best, *_ in found[pair][first : first + count]]}
-
-    async def run():
-        transport = httpx.ASGITransport(make_app(service))
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x", timeout=120, limits=limits) as client:
-            return await asyncio.gather(*(ask(client) for _ in range(2000)))
-
-    service.batcher.start()
-    results = asyncio.run(run())
-    service.batcher.close()
-    assert len(results) == 2000 and all(results)

@@ -96,17 +96,6 @@ def test_every_structure_computes_and_writes_the_same(structure, make, export, l
     assert found == expected and len({*found}) > 1
 
 
-def test_a_model_of_fairseq_itself(make, export):
-    """Which its own converter refuses with a torch of today."""
-    model, folder = make("postnorm_6l")
-    state = torch.load(folder / "model.pt", weights_only=False)
-    state["cfg"]["model"].arch = state["cfg"]["model"]._name = "transformer"
-    torch.save(state, folder / "stock.pt")
-    for name in ("model", "stock"):
-        assert export(folder / f"{name}.pt", "--output", folder / name)[0] == 0
-    assert (folder / "model/model.bin").read_bytes() == (folder / "stock/model.bin").read_bytes()
-
-
 def test_a_packaged_model_is_exported_in_both_formats(make, export):
     _, folder = make("prenorm_6l")
     package = str(folder / "package")
