@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from fairseq_deep import cli
-from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.runtime import Translator, find_bundle, read_stored, text
 from fairseq_deep.runtime.loading import languages_of
@@ -226,27 +225,6 @@ def test_from_python(trained):
     assert Translator([trained], beam=2, nbest=2, cpu=True).translate_nbest(["We see."]) == found[:1]
     assert translator.translate_nbest(line for line in ["We see.", ""]) == found
     assert len(found[0]) == 2 and found[0][0].score >= found[0][1].score and found[1][0].text == ""
-    for call, lines, problem in (
-        (translator.translate, ["We see.", "We see. " * POSITIONS], "sentence 2 has more tokens than the model's 24 p"),
-        (translator.translate_nbest, "We see.", "takes a list of strings"),
-        (translator.translate, b"We see.", "is of type int; it must be a string"),
-        (translator.translate, [b"We see."], "is of type bytes; it must be"),
-        (translator.translate, ["We see.", None], "is of type NoneType; it must be"),
-    ):
-        with pytest.raises(UsageError, match=problem):
-            call(lines)
-
-
-@pytest.mark.parametrize("options, problem", [
-    *(({name: value}, f"{name} must be a whole number of at least 1") for name, value in (
-        ("batch_size", 0), ("max_tokens", "4"), ("nbest", 0), ("parallel", 0), ("beam", 0))),
-    ({"precision": "fp16"}, r"unknown precision fp16 \(did you mean bf16\?\); choose from fp32"),
-    ({"len_pen": 1}, r"unknown search option len_pen \(did you mean lenpen\?\); choose from"),
-    (None, "Translator requires a model"),
-])  # fmt: skip
-def test_options_that_a_translator_cannot_have(trained, options, problem):
-    with pytest.raises(UsageError, match=problem):
-        Translator([] if options is None else [trained], **(options or {}))
 
 
 def test_languages_are_those_of_the_data(trained, alone, tmp_path):
@@ -293,22 +271,3 @@ def test_all_arguments_of_the_hub_hold_for_one_sentence(hub):
     assert hub.generate(tokens, 2, **prefix)[0]["tokens"][0] == word
     assert hub.generate(hub.encode("We see " * POSITIONS), skip_invalid_size_inputs=True) == []
     assert len(hub.generate(tokens, np.int64(4))) == 4 and hub.sample("We see.", beam=2, sampling=True, sampling_topk=2)
-
-
-@pytest.mark.parametrize("sentence, settings, problem", [
-    (None, {}, "a sentence is of type NoneType"), (b"We", {}, "a sentence is of type bytes"),
-    ([1], {}, "a sentence is of type int"), ("We see " * POSITIONS, {}, "sentence 1 has .* positions; split it"),
-    ("We", {"beam": 0}, r"beam must be .* \(0\)"), ("We", {"beam": "3"}, "beam must be"),
-    ("We", {"lenpen": "1"}, r"lenpen must be a number \('1'\)"), ("We", {"temperature": 0}, "temperature must be a"),
-    ("We", {"sampling": 1}, "sampling must be True or False"), ("We", {"max_len_b": -1}, "max_len_b must be"),
-    ("We", {"constraints": ["Wir"]}, "constraints is not supported .* use fairseq-interactive --constraints"),
-    ("We", {"score_reference": True}, "score_reference is not supported"),
-    ("We", {"print_alignment": "hard"}, "print_alignment is not supported"),
-    ("We", {"sampling_topk": 3}, "sampling_topk requires sampling"),
-    ("We", {"lenpan": 1}, r"unknown setting lenpan \(did you mean lenpen\?\)"),
-])  # fmt: skip
-def test_bad_arguments_of_the_hub_are_one_line(hub, sentence, settings, problem):
-    with pytest.raises(UsageError, match=problem):
-        hub.translate(sentence, **settings)
-    with pytest.raises(UsageError, match="not supported with translation models"):
-        hub.score(sentence, **settings)

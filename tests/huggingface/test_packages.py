@@ -21,7 +21,6 @@ from fairseq_deep.huggingface import (  # noqa: E402
     FairseqDeepForConditionalGeneration,
     FairseqDeepTokenizer,
 )
-from fairseq_deep.huggingface.modeling import CACHE  # noqa: E402
 from fairseq_deep.runtime import Translator  # noqa: E402
 from fairseq_deep.runtime.packaged.folder import find_problems, write_sums  # noqa: E402
 from tests.helpers.huggingface import make_model  # noqa: E402
@@ -273,38 +272,6 @@ def test_an_untrained_model_from_a_configuration(package, loaded, tmp_path):
         transformers.AutoModelForSeq2SeqLM.from_config(FairseqDeepConfig())
     with pytest.raises(UsageError, match="unknown argument encoder_layer; AutoConfig"):
         FairseqDeepConfig(encoder_layer=3)
-
-
-@pytest.mark.parametrize("name, value, problem", [
-    ("quantization_config", {"bits": 8}, "quantization_config is not supported for models of fairseq_deep; omit it"),
-    ("dtype", "int8", "unknown dtype int8; choose from float32, bfloat16, float16, auto"),
-    ("device_map", "x", "device_map x is not supported; give one device"),
-])  # fmt: skip
-def test_arguments_that_are_not_supported(name, value, problem, package):
-    with pytest.raises(UsageError, match=problem):
-        transformers.AutoModelForSeq2SeqLM.from_pretrained(package, **{name: value})
-
-
-def test_searches_that_are_not_supported(loaded, lines):
-    _, tokenizer, model = loaded
-    batch = tokenizer(lines[:1], return_tensors="pt")
-    for options, message in (
-        ({"return_dict_in_generate": True, "output_attentions": True}, "output_attentions is not supported"),
-        ({"decoder_input_ids": torch.tensor([[2, 1, 5]])}, "must not be padded with a cache"),
-        ({"input_ids": torch.full((1, 25), 5), "attention_mask": None}, "25 tokens, but the model 24 positions"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            model.generate(**{**batch, **options})
-    cache = model(**batch, decoder_input_ids=torch.tensor([[2]]), use_cache=True)[CACHE]
-    for change in (lambda: cache.crop(1), lambda: cache.batch_repeat_interleave(2)):
-        with pytest.raises(UsageError, match="which is not supported"):
-            change()
-    with pytest.raises(UsageError, match="requires input_ids or encoder_outputs"):
-        model()
-    with pytest.raises(UsageError, match="requires decoder_input_ids or labels"):
-        model(**batch)
-    with pytest.raises(UsageError, match="the package's dictionaries fix the vocabulary"):
-        model.resize_token_embeddings(50)
 
 
 def test_it_works_without_fairseq_and_after_importing_the_package(loaded, package, lines):

@@ -1,0 +1,36 @@
+"""Calls in Python that are refused in one line: python.txt."""
+
+import pytest
+import torch
+
+from fairseq_deep import cli
+from fairseq_deep.errors import UsageError
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.runtime import Translator
+from tests.errors import assert_says, rows
+
+
+@pytest.fixture(scope="module")
+def names(trained, tmp_path_factory):
+    """What the calls name."""
+    transformers = pytest.importorskip("transformers")
+    from fairseq_deep.huggingface.modeling import CACHE
+
+    package = tmp_path_factory.mktemp("package") / "model"
+    assert cli.main(["package", str(trained), "--output", str(package)]) == 0
+    parts = {"bpe": "subword_nmt", "bpe_codes": str(trained / "text/bpe/code"), "tokenizer": "moses"}
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(package)
+    batch = transformers.AutoTokenizer.from_pretrained(package)(["We see."], return_tensors="pt")
+    return {
+        "Translator": Translator, "run": str(trained), "translator": Translator(str(trained), cpu=True),
+        "hub": DeepTransformerModel.from_pretrained(str(trained), "averaged.pt", **parts),
+        "Auto": transformers.AutoModelForSeq2SeqLM, "package": package, "torch": torch, "model": model, "batch": batch,
+        "cache": model(**batch, decoder_input_ids=torch.tensor([[2]]), use_cache=True)[CACHE],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("_, call, said", rows("python"))
+def test_a_call_is_refused_in_one_line(_, call, said, names):
+    with pytest.raises(UsageError) as error:
+        eval(call, names)
+    assert_says(error.value.message, said)
