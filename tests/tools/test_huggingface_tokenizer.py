@@ -34,15 +34,18 @@ def saved(folder, own, codes):
 
 @pytest.mark.parametrize("threshold", [0, 3])
 def test_the_tokenizer_is_exact_on_tokenised_text(threshold, tmp_path):
-    """Also with scripts that it has never seen, and with merges whose parts the dictionary lacks."""
+    """Also with scripts that it has never seen, with merges whose parts the dictionary lacks, and behind tags."""
     lines = tokenised_lines(1500, 8, 1)
     cut = learn_merges(tmp_path / "code", lines, 150)
-    own = Dictionary(dictionary_of(map(cut, lines), threshold).symbols[4:])
+    own = Dictionary([*TAGS, *dictionary_of(map(cut, lines), threshold).symbols[4:]])
     tokenizer, meanings = saved(tmp_path / "saved", own, tmp_path / "code")
+    assert huggingface_import.read_vocabularies(str(tmp_path / "saved")).source[: len(own)] == own.symbols
     assert len(meanings) > len(own) and {*meanings[len(own) :]} == {UNK}
     texts = [*lines, *tokenised_lines(2000, 12, 2), "", "<s> </s> <unk> <pad>", "@@ @@@ a@@ @"]
+    texts += [f"{tag} {line}" for tag in TAGS for line in lines[:200]] + ["a <2de> b", "<2zh>", "  <2de>  ab"]
     rows = tokenizer(texts).input_ids
-    assert [[meanings[index] for index in row] for row in rows] == [own.encode(cut(line)).tolist() for line in texts]
+    prepare, whole = text.tokenizer_of("en", "none"), text.cutter_of(str(tmp_path / "code"))
+    assert [[meanings[i] for i in row] for row in rows] == [own.encode(whole(prepare(line))).tolist() for line in texts]
     assert sum(UNK in row for row in rows) > 100
     for line, row in zip(texts, rows):
         if all(4 <= index < len(own) for index in row[:-1]):
@@ -50,20 +53,6 @@ def test_the_tokenizer_is_exact_on_tokenised_text(threshold, tmp_path):
     assert tokenizer.decode([UNK, own.indices[cut(lines[0]).split()[-1]]]).startswith("<unk> ")
     batch = tokenizer(lines[:3], padding=True)
     assert [row[-1] for row in batch.input_ids].count(PAD) == sum(0 in mask for mask in batch.attention_mask)
-
-
-def test_tags_stay_whole_beside_merges(tmp_path):
-    lines = tokenised_lines(300, 3, 1)
-    cut = learn_merges(tmp_path / "code", lines, 60)
-    own = Dictionary([*TAGS, *dictionary_of(map(cut, lines)).symbols[4:]])
-    tokenizer, meanings = saved(tmp_path / "saved", own, tmp_path / "code")
-    texts = [f"{tag} {line}" for tag in TAGS for line in lines] + ["a <2de> b", "<2zh>", "  <2de>  ab"]
-    prepare, whole = text.tokenizer_of("en", "none"), text.cutter_of(str(tmp_path / "code"))
-    rows = tokenizer(texts).input_ids
-    assert [[meanings[i] for i in row] for row in rows] == [own.encode(whole(prepare(line))).tolist() for line in texts]
-    found = huggingface_import.read_vocabularies(str(tmp_path / "saved")).source
-    assert found[: len(own)] == own.symbols
-    assert [rows[0][0], rows[300][0]] == [own.indices[tag] for tag in TAGS] and rows[-3][0] != own.indices["<2de>"]
 
 
 @pytest.mark.parametrize("options", [{"model_type": "unigram"}, {"model_type": "bpe", "byte_fallback": True},
@@ -137,19 +126,12 @@ def test_a_multilingual_model_is_exported_with_its_tags(tmp_path, capsys):
     assert again.translate(given) == ours.translate(given)
 
 
-@pytest.mark.parametrize("problem", ["version 0.1", "a special symbol"])
-def test_vocabularies_without_a_tokenizer_are_refused(problem, tmp_path):
-    (tmp_path / "code").write_text(f"#version: {problem[-3:] if problem.startswith('version') else '0.2'}\na b</w>\n")
-    merges = [("<", "s>")] if problem == "a special symbol" else [("a", "b</w>")]
-    symbols = ["<s>", "<pad>", "</s>", "<unk>", "ab"]
-    messages = {
-        "version 0.1": "merges of version 0.1; transformers supports only 0.2",
-        "a special symbol": "merges that form <s>",
-    }
-    with pytest.raises(UsageError, match=messages[problem]):
-        if problem == "version 0.1":
-            huggingface_tokenizer.read_merges(str(tmp_path / "code"))
-        huggingface_tokenizer.make_vocabulary(symbols, merges)
+def test_vocabularies_without_a_tokenizer_are_refused(tmp_path):
+    (tmp_path / "code").write_text("#version: 0.1\na b</w>\n")
+    with pytest.raises(UsageError, match="merges of version 0.1; transformers supports only 0.2"):
+        huggingface_tokenizer.read_merges(str(tmp_path / "code"))
+    with pytest.raises(UsageError, match="merges that form <s>"):
+        huggingface_tokenizer.make_vocabulary(["<s>", "<pad>", "</s>", "<unk>", "ab"], [("<", "s>")])
 
 
 def test_entries_with_two_names_keep_their_index():
