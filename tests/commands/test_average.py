@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from fairseq_deep.plugin import compat
-from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.tools import average as tool
-from tests.helpers.tools import EMPTY, checkpoint
+from tests.helpers.tools import checkpoint
 
 
 @pytest.fixture
@@ -138,16 +137,3 @@ def test_the_best_are_chosen_by_value_in_the_direction_of_the_metric(
     assert state["extra_state"]["averaged_from"] == [f"checkpoint.best_{metric}_{value}.pt" for value in expected]
     odd = "fairseq-deep average: warning: the run was configured such that a low bleu\\x1b[2J is better\n"
     assert warned == (odd if "\x1b" in metric else "") and "\x1b" not in printed
-
-
-def test_an_averaged_model_loads_into_fairseq(average, tmp_path, dictionary):
-    """Two states of a real model with tied embeddings: the average is strict-loadable and equals the mean."""
-    from fairseq import checkpoint_utils
-
-    models = [build_architecture("transformer_dlcl_2l2l_tiny", dictionary, share_all_embeddings=True) for _ in range(2)]
-    paths = series(tmp_path, *(model.state_dict() for model in models))
-    average("--inputs", *paths)
-    means = {key: torch.stack([model.state_dict()[key] for model in models]).mean(0) for key in models[0].state_dict()}
-    models[1].load_state_dict(checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "out.pt"))["model"], strict=True)
-    for key, weight in models[1].state_dict().items():
-        assert key.endswith(EMPTY) or torch.allclose(weight, means[key], atol=1e-7), key

@@ -116,18 +116,6 @@ def test_what_runs_a_layer_twice_or_not_at_all_is_switched_off(first):
     assert first("--arch", POST, *COMMON, *flags) == first("--arch", POST, *COMMON)
 
 
-def test_the_batch_is_from_the_middle_of_the_split_with_little_padding(first, small):
-    for words, sentences in ((["--tokens", "1"], 1), ([], 8)):
-        assert first("--arch", POST, *COMMON, "--split", "valid", *words)["batch"]["sentences"] == sentences
-    task = measuring.fresh(POST, str(small), COMMON).task
-    sample = measuring._batch(task, "train", 100)
-    sizes, lengths = sorted(task.dataset("train").src_sizes), sample["net_input"]["src_lengths"]
-    assert 100 <= sample["ntokens"] < 110 and int(lengths.max() - lengths.min()) <= 2
-    assert sizes[0] < int(lengths.min()) and int(lengths.max()) < sizes[-1]
-    assert measuring._batch(task, "train", 100)["id"].tolist() == sample["id"].tolist()
-    assert sorted(measuring._batch(task, "train", 10000)["id"].tolist()) == list(range(60))
-
-
 def test_a_trained_model_with_and_without_dropout(first, small, tmp_path):
     run(*train_command(small, tmp_path, "--max-update", "3", "--dropout", "0.3"))
     words = ["--path", tmp_path / "checkpoint_last.pt", "--cpu", "--seeds", "2"]

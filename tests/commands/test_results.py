@@ -43,20 +43,6 @@ def test_a_line_that_is_no_run_is_rejected(tmp_path, line, part):
     assert part in str(problem.value)
 
 
-def test_a_full_disk_keeps_the_file(tmp_path, monkeypatch):
-    results.add(str(tmp_path), [RUN])
-    before = (tmp_path / results.FILE).read_text()
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    with pytest.raises(UsageError, match="No space left on device"):
-        results.add(str(tmp_path), [{**RUN, "seed": 2}])
-    assert (tmp_path / results.FILE).read_text() == before
-    assert {path.name for path in tmp_path.iterdir()} == {results.FILE, results.LOCK}
-
-
 def test_spread():
     assert results.spread([4.0, None, 6.0]) == {"mean": 5, "std": statistics.stdev([4, 6]), "min": 4, "max": 6}
     assert set(results.spread([0.05] * 3).values()) == {0.05, 0.0}  # their mean by fmean is 0.05000000000000001

@@ -1,7 +1,6 @@
 """The engine that runs a recipe's commands: their status, their output, and that nothing outlives it."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -146,23 +145,10 @@ def test_a_log_that_cannot_be_written_stops_the_command(tmp_path, monkeypatch):
 
 
 def test_a_training_that_goes_on_at_another_commit_says_both(tmp_path):
-    def train(body):
-        with engine.Engine() as running, contextlib.suppress(engine.Failed):
-            watcher = watch.Train(str(tmp_path), (0, 0, 0))
-            asyncio.run(running.run(["bash", "-c", body], str(tmp_path / "log"), watcher))
-
-    stats = '{"epoch": 1, "update": 0.5, "num_updates": "%d", "loss": "9", "ppl": "512"}'
-    path = tmp_path / "train.jsonl"
-    train("exit 3")
-    assert path.read_text() == "", "it has trained nothing"
-    for update in (1, 2):
-        train(f"echo '| INFO | train_inner | {stats % update}'")
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [each["kind"] for each in records] == ["session", "train_inner"] * 2
-    assert records[0]["commit"] == record.commit()
-    records[0]["commit"] = "1234567"
-    path.write_text("".join(json.dumps(each) + "\n" for each in records))
-    assert record.training_facts(str(tmp_path))["commit"] == f"1234567, {records[2]['commit']}"
+    session = {"kind": "session", "time": 5, "session": 1}
+    lines = [json.dumps({**session, "commit": commit}) for commit in ("1234567", "1234567", "89abcde")]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines) + "\n")
+    assert record.training_facts(str(tmp_path))["commit"] == "1234567, 89abcde"
 
 
 def test_kill_9_leaves_nothing_running(tmp_path):

@@ -1,18 +1,12 @@
 """The queue: what makes a batch, what happens if it fails, and that every request gets its own answer."""
 
-import threading
 import time
-from concurrent.futures import CancelledError
 
 import pytest
-import torch
 
-from fairseq_deep.core.search import BeamSearch, SearchOptions
 from fairseq_deep.runtime import Translator
-from fairseq_deep.serving.batching import Batcher, Closed, QueueFull
+from fairseq_deep.serving.batching import Batcher
 from tests.helpers.serving import DE, EN, Fake, random_lines
-
-PAD, EOS = 1, 2
 
 
 @pytest.fixture
@@ -80,41 +74,6 @@ def test_a_failing_line_fails_its_own_request_only(make):
     assert batcher.alive and texts(batcher.submit(EN, ["c"])) == [["C"]]
 
 
-def test_the_queue_is_bounded_and_a_cancelled_request_leaves_it(make):
-    batcher = make(capacity=3)
-    fake = batcher.translators[EN]
-    fake.ready.clear()
-    running = batcher.submit(EN, ["running"])
-    while batcher.waiting:
-        time.sleep(0.001)
-    waiting = [batcher.submit(EN, ["a", "b"]), batcher.submit(EN, ["c"])]
-    with pytest.raises(QueueFull) as full:
-        batcher.submit(EN, ["d"])
-    assert 1 <= full.value.retry <= 60
-    assert waiting[0].cancel() and batcher.waiting == 1
-    waiting.append(batcher.submit(EN, ["e", "f"]))
-    fake.ready.set()
-    assert texts(running) == [["RUNNING"]] and texts(waiting[1]) == [["C"]] and texts(waiting[2]) == [["E"], ["F"]]
-    with pytest.raises(CancelledError):
-        waiting[0].result(30)
-    assert "a" not in [line for batch in fake.batches for line in batch]
-
-
-def test_closing_answers_what_was_accepted(make):
-    batcher = make(batch_size=2)
-    fake = batcher.translators[EN]
-    fake.ready.clear()
-    answers = [batcher.submit(EN, [f"x{number}"]) for number in range(9)]
-    closing = threading.Thread(target=batcher.close)
-    closing.start()
-    fake.ready.set()
-    closing.join(30)
-    assert [texts(answer) for answer in answers] == [[[f"X{number}"]] for number in range(9)]
-    assert not batcher.alive
-    with pytest.raises(Closed):
-        batcher.submit(EN, ["late"])
-
-
 def test_a_translation_does_not_depend_on_the_batch(models):
     """With the limit of each sentence; with that of the batch it does, where a hypothesis reaches the limit."""
     translator, lines = models[0].translator, random_lines(60)
@@ -122,12 +81,3 @@ def test_a_translation_does_not_depend_on_the_batch(models):
     assert together == each
     fairseqs = Translator(models[0].bundle, cpu=True, max_len_a=0.5, max_len_b=3)
     assert sum(one != other for one, other in zip(fairseqs.translate(lines), each)) > 10
-
-
-def test_a_prefix_ends_at_the_limit_of_its_sentence(models):
-    """Sources of three and of seven tokens, whose translations may have as many words, and a prefix of four words."""
-    source = torch.tensor([[PAD] * 4 + [7, 9, EOS], [5, 6, 7, 8, 9, 10, EOS]])
-    options = SearchOptions(beam=2, max_len_a=1.0, max_len_b=0, limit_each=True)
-    search = BeamSearch(models[0].translator.models, options)
-    found = [best["tokens"].tolist() for best, *_ in search(source, torch.full((2, 4), 8))]
-    assert found[0] == [8, 8, 8, EOS] and found[1][:4] == [8] * 4 and len(found[1]) <= 8
