@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.helpers.recipes import STUB, WORDS, write_pairs, write_program
+from tests.helpers.recipes import SMALL, STUB, WORDS, recipe, write_pairs, write_program
 
 
 @pytest.fixture
@@ -39,3 +39,9 @@ def stubs(tools, tmp_path, monkeypatch):
     calls.touch()
     monkeypatch.setenv("CALLS", str(calls))
     return calls
+
+
+@pytest.fixture
+def job(tools, stubs, corpus, tmp_path):
+    """job(WORD, ...): the ended recipe for *corpus* in tmp_path/exp, with stubs."""
+    return lambda *words: recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, *words)

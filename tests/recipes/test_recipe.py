@@ -7,71 +7,62 @@ from pathlib import Path
 
 from fairseq_deep.recipes.engine import Engine
 from fairseq_deep.runtime import find_bundle
-from tests.helpers.recipes import (
-    SMALL,
-    assert_refused,
-    programs,
-    recipe,
-    write_pairs,
-)
+from tests.helpers.recipes import assert_refused, programs, write_pairs
 
 
 class TestStages:
-    def test_done_stages_are_skipped_and_changed_ones_run_again(self, tools, stubs, corpus, tmp_path):
+    def test_done_stages_are_skipped_and_changed_ones_run_again(self, job, stubs, tmp_path):
         exp = tmp_path / "exp"
-        done = recipe(tools, exp, "--data", corpus, *SMALL)
+        done = job()
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-3:] == [f"  next        fairseq-deep translate {exp} --input FILE",
             f"              fairseq-deep package {exp} --output DIR", "BLEU = 12.34"]  # fmt: skip
         score = ["fairseq-deep score"] * 3
         tail = ["fairseq-deep average", "fairseq-generate", *score]
         assert programs(stubs) == ["fairseq-deep doctor", "fairseq-preprocess", "fairseq-train", *tail]
-        assert recipe(tools, exp, "--data", corpus, *SMALL).stdout.count("already done") == 8
+        assert job().stdout.count("already done") == 8
         assert programs(stubs) == []
-        recipe(tools, exp, "--data", corpus, *SMALL, "--beam", "2")
+        job("--beam", "2")
         assert programs(stubs) == ["fairseq-generate", *score]
-        recipe(tools, exp, "--data", corpus, *SMALL, "--beam", "2", "--stage", "5", "--stop-stage", "5")
+        job("--beam", "2", "--stage", "5", "--stop-stage", "5")
         assert programs(stubs) == ["fairseq-deep average"]
 
-    def test_a_set_without_text_is_found_before_training(self, tools, stubs, corpus, tmp_path):
-        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL)
-        assert recipe(*words, "--stop-stage", "3").returncode == 0
+    def test_a_set_without_text_is_found_before_training(self, job, stubs, corpus):
+        assert job("--stop-stage", "3").returncode == 0
         programs(stubs)
         write_pairs(corpus, test1=[("a", "b")])
-        done = recipe(*words, "--stage", "4", "--subsets", "test,test1")
-        assert_refused(done, "--subsets test,test1: the text has no test1, only train, valid, test", status=2)
+        done = job("--stage", "4", "--subsets", "test,test1")
+        assert_refused(done, "--subsets test,test1: the text has no test1, only train, valid, test")
         assert programs(stubs) == []
 
-    def test_a_failed_stage_ends_with_one_line(self, tools, stubs, corpus, tmp_path):
+    def test_a_failed_stage_ends_with_one_line(self, job, stubs, tmp_path):
         exp = tmp_path / "exp"
         exp.mkdir()
         (exp / "RESULT.json").write_text('{"bleu": 1}')  # of an earlier model
         Path(f"{stubs}.fail").touch()
-        done = recipe(tools, exp, "--data", corpus, *SMALL)
+        done = job()
         assert_refused(done, "stage 4 (train) failed", "ValueError: planted", "4-train.log", "resume.sh", status=1)
         assert not (exp / "averaged.pt").exists() and not (exp / "RESULT.json").exists()
 
-    def test_a_lost_translation_fails_the_stage(self, tools, stubs, corpus, tmp_path):
+    def test_a_lost_translation_fails_the_stage(self, job, corpus):
         write_pairs(corpus, test=[("a", "b")] * 12)
-        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        done = job()
         assert_refused(done, "stage 6 (generate) failed", "only 11 of 12 sentences", status=1)
 
-    def test_another_batch_another_model_or_other_data_are_refused_on_resume(self, tools, stubs, corpus, tmp_path):
-        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL)
-        assert recipe(*words).returncode == 0
+    def test_another_batch_another_model_or_other_data_are_refused_on_resume(self, job, stubs):
+        assert job().returncode == 0
         programs(stubs)
-        assert_refused(recipe(*words, "--max-tokens", "1024"), "1 device(s) x 2048 tokens x update-freq 1")
-        assert_refused(recipe(*words, "--arch", "transformer_dlcl_6l"), "transformer_dlcl_12l")
-        assert_refused(recipe(*words, "--lowercase", "true"), "other data")
+        assert_refused(job("--max-tokens", "1024"), "1 device(s) x 2048 tokens x update-freq 1")
+        assert_refused(job("--arch", "transformer_dlcl_6l"), "transformer_dlcl_12l")
+        assert_refused(job("--lowercase", "true"), "other data")
         embeddings = "trained with --share-all-embeddings, now without --share-all-embeddings"
-        assert_refused(recipe(*words, "--embeddings", "target"), embeddings)
+        assert_refused(job("--embeddings", "target"), embeddings)
         assert programs(stubs) == []
-        assert recipe(*words, "--max-tokens", "1024", "--force-batch", "true").returncode == 0
+        assert job("--max-tokens", "1024", "--force-batch", "true").returncode == 0
         assert programs(stubs)[0] == "fairseq-train"
 
-    def test_other_settings_are_refused_and_a_longer_training_is_not(self, tools, stubs, corpus, tmp_path):
-        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL)
-        assert recipe(*words, "--", "--max-epoch", "3").returncode == 0
+    def test_other_settings_are_refused_and_a_longer_training_is_not(self, job, stubs, tmp_path):
+        assert job("--", "--max-epoch", "3").returncode == 0
         before = (tmp_path / "exp/RESULT.json").read_text()
         programs(stubs)
         for changed, named in (
@@ -79,80 +70,78 @@ class TestStages:
             (("--", "--lr", "0.1"), ", now --lr 0.1"), (("--", "--dropout", "0.7"), ", now --dropout 0.7"),
             (("--", "--decoder-layers", "5"), ", now --decoder-layers 5"),
         ):  # fmt: skip
-            assert_refused(recipe(*words, *changed), "exp was trained with", named)
+            assert_refused(job(*changed), "exp was trained with", named)
         assert programs(stubs) == [] and (tmp_path / "exp/RESULT.json").read_text() == before
         (tmp_path / "exp/checkpoints/checkpoint_last.pt").unlink()  # fairseq-train resumes from that of an epoch
-        assert_refused(recipe(*words, "--seed", "7"), "exp was trained with", "--seed 1, now --seed 7")
+        assert_refused(job("--seed", "7"), "exp was trained with", "--seed 1, now --seed 7")
         longer = ("--", "--max-epoch", "6", "--log-interval", "7", "--keep-last-epochs", "9")
-        assert recipe(*words, *longer).returncode == 0
+        assert job(*longer).returncode == 0
         assert programs(stubs)[0] == "fairseq-train"
 
-    def test_a_later_stage_reports_the_training_that_there_was(self, tools, stubs, corpus, tmp_path):
+    def test_a_later_stage_reports_the_training_that_there_was(self, job, tmp_path):
         """Translated with another command line, it is still the model that it is."""
-        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL)
-        assert recipe(*words).returncode == 0
+        assert job().returncode == 0
         exp = tmp_path / "exp"
         before = json.loads((exp / "RESULT.json").read_text())
         other = ("--seed", "7", "--max-tokens", "512", "--precision", "bf16", "--arch", "transformer_dlcl_6l")
-        assert recipe(*words, *other, "--stage", "6", "--beam", "2").returncode == 0
+        assert job(*other, "--stage", "6", "--beam", "2").returncode == 0
         after = json.loads((exp / "RESULT.json").read_text())
         names = ("seed", "max_tokens", "precision", "arch", "tokens_per_update", "devices")
         assert {name: after[name] for name in names} == {name: before[name] for name in names}
         assert before["seed"] == 1 and before["precision"] == "fp32" and before["devices"] == "1 CPU"
         assert after["beam"] == 2 and before["averaged"] == 2, "two of the five"
-        words = (*words, *other, "--stage", "7", "--average-updates", "9", "--average", "3", "--lenpen", "1.0")
-        assert recipe(*words).returncode == 0
+        search = ("--average-updates", "9", "--average", "3", "--lenpen", "1.0")
+        assert job(*other, "--stage", "7", *search).returncode == 0
         again = json.loads((exp / "RESULT.json").read_text())
         (exp / "RESULT.json").unlink()
         assert find_bundle(str(exp)).beam == 2, "translate has the search of the run, also before its record"
         names = ("beam", "lenpen", "averaged", "average_updates")
         assert {name: again[name] for name in names} == {name: after[name] for name in names}
 
-    def test_a_run_of_another_text_is_scored_but_not_resumed(self, tools, stubs, corpus, tmp_path):
-        words, exp = (tools, tmp_path / "exp", "--data", corpus, *SMALL), tmp_path / "exp"
-        assert recipe(*words).returncode == 0
+    def test_a_run_of_another_text_is_scored_but_not_resumed(self, job, stubs, tmp_path):
+        exp = tmp_path / "exp"
+        assert job().returncode == 0
         noted = (exp / "trained-with.txt").read_text().splitlines()
         (exp / "trained-with.txt").write_text("\n".join([*noted[:2], "another", noted[3]]) + "\n")
         programs(stubs)
-        assert_refused(recipe(*words), "trained on other data or other sub-words: use another --exp")
+        assert_refused(job(), "trained on other data or other sub-words: use another --exp")
         assert programs(stubs) == []
-        assert recipe(*words, "--stage", "6").stdout.splitlines()[-1] == "BLEU = 12.34"
+        assert job("--stage", "6").stdout.splitlines()[-1] == "BLEU = 12.34"
         assert programs(stubs)[0] == "fairseq-generate"
 
-    def test_a_new_training_has_a_record_of_its_own(self, tools, stubs, corpus, tmp_path):
-        words, exp = (tools, tmp_path / "exp", "--data", corpus, *SMALL), tmp_path / "exp"
-        assert recipe(*words).returncode == 0
+    def test_a_new_training_has_a_record_of_its_own(self, job, tmp_path):
+        exp = tmp_path / "exp"
+        assert job().returncode == 0
         better = {"kind": "valid", "time": 9, "session": 1, "epoch": 1, "valid_ppl": "1.5", "valid_num_updates": "3"}
         (exp / "train.jsonl").write_text(json.dumps(better) + "\n")
-        assert recipe(*words, "--stage", "7").returncode == 0
+        assert job("--stage", "7").returncode == 0
         assert json.loads((exp / "RESULT.json").read_text())["best_valid_ppl"] == 1.5
         shutil.rmtree(exp / "checkpoints")
-        assert recipe(*words, "--stage", "4").returncode == 0
+        assert job("--stage", "4").returncode == 0
         assert "best_valid_ppl" not in json.loads((exp / "RESULT.json").read_text())
         assert json.loads((exp / "train.before.jsonl").read_text()) == better
 
-    def test_two_runs_do_not_share_a_folder(self, tools, stubs, corpus, tmp_path, monkeypatch):
+    def test_two_runs_do_not_share_a_folder(self, job, stubs, tmp_path, monkeypatch):
         monkeypatch.setenv("RECIPE_PATIENCE", "0")
-        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL, "--stop-stage", "0")
         with Engine() as other:
             other.take_lock(str(tmp_path / "exp"))
             problem = f"exp is in use by process {os.getpid()} on ", "try again later, or use another --exp"
-            assert_refused(recipe(*words), *problem)
-        assert programs(stubs) == [] and recipe(*words).returncode == 0
+            assert_refused(job("--stop-stage", "0"), *problem)
+        assert programs(stubs) == [] and job("--stop-stage", "0").returncode == 0
 
-    def test_a_later_stage_alone_says_what_is_missing(self, tools, stubs, corpus, tmp_path):
-        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--stage", "6")
+    def test_a_later_stage_alone_says_what_is_missing(self, job):
+        done = job("--stage", "6")
         assert_refused(done, "stage 6 requires", "averaged.pt")
 
-    def test_bad_text_stops_before_anything_is_written(self, tools, stubs, corpus, tmp_path):
+    def test_bad_text_stops_before_anything_is_written(self, job, stubs, corpus, tmp_path):
         (corpus / "valid.de").write_text("zu kurz\n")
-        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        done = job()
         assert_refused(done, "valid.en has 10 lines", "valid.de has 1")
         assert not (tmp_path / "exp/text/raw").exists() and programs(stubs) == ["fairseq-deep doctor"]
 
-    def test_too_little_disk_and_a_batch_below_the_longest_sentence(self, tools, stubs, corpus, tmp_path):
+    def test_too_little_disk_and_a_batch_below_the_longest_sentence(self, job, tmp_path):
         exp = tmp_path / "exp"
-        assert_refused(recipe(tools, exp, "--data", corpus, *SMALL, "--disk-gb", "99999999"), "GB free")
+        assert_refused(job("--disk-gb", "99999999"), "GB free")
         assert not exp.exists()
-        done = recipe(tools, exp, "--data", corpus, *SMALL, "--max-tokens", "4", "--batch-tokens", "4")
+        done = job("--max-tokens", "4", "--batch-tokens", "4")
         assert_refused(done, "longest sentence", "more than 4: raise --max-tokens")

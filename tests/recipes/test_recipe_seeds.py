@@ -84,11 +84,10 @@ class TestSeeds:
         assert sorted((run["seed"], run["folder"]) for run in read(str(exp))) == [(n, f"seed{n}") for n in (1, 2, 3)]
         assert (exp / "seed2/data-bin").samefile(exp / "data-bin") and not (exp / "checkpoints").exists()
 
-    def test_without_translations_there_are_losses(self, tools, stubs, corpus, tmp_path):
-        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL, "--seeds", "2", "--subsets", "none")
+    def test_without_translations_there_are_losses(self, job, tools, tmp_path):
         valid = '| INFO | valid | {"epoch": 1, "valid_loss": "2", "valid_ppl": "4.5", "valid_num_updates": "4"}'
         recipes.write_program(tools / "fairseq-train", f"echo '{valid}'\n{recipes.STUB}")
-        done = recipe(*words)
+        done = job("--seeds", "2", "--subsets", "none")
         assert done.returncode == 0, done.stderr
         assert re.search(r"seed 1: done in .*, valid ppl 4\.50; ", done.stdout) and "BLEU" not in done.stdout
         record = json.loads((tmp_path / "exp/RESULT.json").read_text())
@@ -115,33 +114,30 @@ class TestSeeds:
 
 
     @pytest.mark.parametrize("status, reason", [(1, "failed: planted"), (75, "was stopped by a signal")])
-    def test_all_seeds_failing_leaves_no_result(self, tools, stubs, corpus, tmp_path, status, reason):
+    def test_all_seeds_failing_leaves_no_result(self, job, tools, tmp_path, status, reason):
         """A signal to a training alone fails its run."""
         recipes.write_program(tools / "fairseq-train", f"echo planted; exit {status}")
-        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--seeds", "2")
+        done = job("--seeds", "2")
         assert_refused(done, f"2 of 2 runs failed (seed 1: stage 4 (train) {reason}, see ", "; seed 2: ", status=1)
         assert "BLEU" not in done.stdout
         assert not (tmp_path / "exp/RESULT.json").exists()
 
 
-def test_an_average_by_updates_without_checkpoints_is_refused(tools, stubs, corpus, tmp_path):
-    words = (tools, tmp_path / "exp", "--data", corpus, *SMALL, "--average-updates", "1000")
-    assert_refused(recipe(*words), "no checkpoint of every 1000 updates", "--average-updates 0")
+def test_an_average_by_updates_without_checkpoints_is_refused(job, stubs, tmp_path):
+    assert_refused(job("--average-updates", "1000"), "no checkpoint of every 1000 updates", "--average-updates 0")
     (tmp_path / "exp/checkpoints/checkpoint_3_1000.pt").touch()
-    assert "using the last one" in recipe(*words).stdout
+    assert "using the last one" in job("--average-updates", "1000").stdout
     (tmp_path / "exp/checkpoints/checkpoint_5_2000.pt").touch()
     programs(stubs)
-    assert "only 2 checkpoints exist" in recipe(*words, "--stage", "5", "--stop-stage", "5").stdout
+    assert "only 2 checkpoints exist" in job("--average-updates", "1000", "--stage", "5", "--stop-stage", "5").stdout
     assert "average --last-updates 2" in stubs.read_text()
-    assert recipe(*words).returncode == 0
+    assert job("--average-updates", "1000").returncode == 0
     assert json.loads((tmp_path / "exp/RESULT.json").read_text())["averaged"] == 2, "not the 5 that were asked for"
 
 
 def test_means_over_seeds_also_of_the_difference_from_another_run(tmp_path, capsys):
     for seed in (1, 2):
         make_run(tmp_path / f"seed{seed}", {**RECORD, "valid_ppl": 4.0 + seed})
-    summary.summarise(str(tmp_path), [], [3])
-    assert not (tmp_path / "RESULT.json").exists()
     summary.summarise(str(tmp_path), [1, 2], [3])
     record, said = json.loads((tmp_path / "RESULT.json").read_text()), capsys.readouterr().out
     assert record["valid_ppl"] == {"mean": 5.5, "std": pytest.approx(0.5**0.5), "min": 5.0, "max": 6.0}

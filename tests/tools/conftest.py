@@ -1,15 +1,33 @@
-"""A model that all formats support."""
+"""Models to export."""
 
 import json
 
 import pytest
 
 from tests.helpers.commands import run, train_command
+from tests.helpers.exports import write_model
+from tests.helpers.models import make_dictionary
+
+
+@pytest.fixture
+def make(tmp_path):
+    """make(name, **flags): a model with random norms and biases, and the folder with its parts.
+
+    The source has 30 entries and the target 38; "swap": the other way round; "one": both have the target's.
+    """
+
+    def make(name, swap=False, one=False, **flags):
+        source, target = make_dictionary(30), make_dictionary(38)
+        both = (target, source) if swap else (source, target)
+        both = (target, target) if one or "share_all_embeddings" in flags else both
+        return write_model(tmp_path, name, both, **flags), tmp_path
+
+    return make
 
 
 @pytest.fixture(scope="session")
 def plain(trained, tmp_path_factory):
-    """A recipe's folder as `trained`, of a plain model."""
+    """A recipe's folder as `trained`, of a model that all formats support."""
     exp = tmp_path_factory.mktemp("plain")
     for name in ("data-bin", "text"):
         (exp / name).symlink_to(trained / name)

@@ -8,8 +8,6 @@ import torch
 
 from fairseq_deep.runtime.engines import ct2_engine, transformers_engine
 from fairseq_deep.tools import torch_format
-from tests.helpers.exports import write_model
-from tests.helpers.models import make_dictionary
 
 needs = [pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs {name}")
          for name in ("ctranslate2", "transformers")]  # fmt: skip
@@ -33,9 +31,9 @@ def scaled(engine):
 
 
 @pytest.fixture
-def fails(tmp_path, refused):
+def fails(make, tmp_path, refused):
     """fails(FORM, WORD, ...): the line of an export, which leaves nothing."""
-    write_model(tmp_path, "prenorm_6l", (make_dictionary(38), make_dictionary(30)), encoder_layers=1, decoder_layers=1)
+    make("prenorm_6l", encoder_layers=1, decoder_layers=1)
     (tmp_path / "text").write_text("w1 w2\nw3\n")
 
     def fails(form, *words):

@@ -9,13 +9,10 @@ import sys
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 
 from fairseq_deep import cli
 from fairseq_deep.runtime import Translator, find_bundle
 from tests.helpers.docs import code_of
-from tests.helpers.exports import write_model
-from tests.helpers.models import make_dictionary
 
 ctranslate2 = pytest.importorskip("ctranslate2") if importlib.util.find_spec("ctranslate2") else None
 pytestmark = pytest.mark.skipif(ctranslate2 is None, reason="needs ctranslate2")
@@ -43,27 +40,6 @@ STRUCTURES = {
     "Peri-LN below": ("prenorm_6l", {"encoder_residual": "peri", "activation_fn": "gelu"}),
     "Peri-LN above": ("prenorm_6l", {"decoder_residual": "peri", "encoder_residual": "layerscale", **RELATIVE}),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def dictionaries(tmp_path_factory):
-    """A folder with a dictionary of 38 source units, and one of 30 target units."""
-    folder = tmp_path_factory.mktemp("dictionaries")
-    for language, size in (("src", 38), ("tgt", 30)):
-        make_dictionary(size, language).save(str(folder / f"dict.{language}.txt"))
-    return folder
-
-
-@pytest.fixture
-def make(tmp_path, dictionaries):
-    """make(name, **flags): the model of an architecture, with random norms and biases, and a folder with its parts."""
-
-    def make(name, **flags):
-        languages = ["src", "src" if flags.get("share_all_embeddings") else "tgt"]
-        both = [Dictionary.load(str(dictionaries / f"dict.{language}.txt")) for language in languages]
-        return write_model(tmp_path, name, both, **flags), tmp_path
-
-    return make
 
 
 @pytest.fixture
@@ -100,8 +76,8 @@ def test_a_packaged_model_is_exported_in_both_formats(make, export):
     assert cli.main(["export", package, "--output", str(folder / "stock.pt")]) == 0
     for name in ("model.pt", "package", "stock.pt"):
         assert export(folder / name, "--output", folder / f"from_{name}")[0] == 0
-    merges = ["s r", "sr c", *(f"src {digit}" for digit in "123"), *(f"src {digit}</w>" for digit in range(10))]
-    merges += [f"src{first} {last}</w>" for first in "123" for last in range(10)]
+    merges = ["w 1", "w 2", "w 3", *(f"w {digit}</w>" for digit in range(10))]
+    merges += [f"w{first} {last}</w>" for first in "123" for last in range(10)]
     (folder / "merges").write_text("\n".join(["#version: 0.2", *merges, ""]))
     parts = "--data", folder, "--bpe-codes", folder / "merges", "--tokenizer", "none"
     assert export(folder / "model.pt", *parts, "--output", folder / "from_parts")[0] == 0

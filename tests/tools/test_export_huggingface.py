@@ -12,14 +12,11 @@ from fairseq_deep.runtime import Translator, find_bundle, load_model
 from fairseq_deep.runtime.dictionary import Dictionary
 from fairseq_deep.runtime.engines.transformers_engine import quiet
 from tests.helpers.commands import losses, run, train_command
-from tests.helpers.exports import write_model
-from tests.helpers.models import make_dictionary
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
 LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
 SHARED = {"share_all_embeddings": True}
 NORMED = {"layernorm_embedding": True}
-SMALL, LARGE = 30, 38
 STRUCTURES = {
     "one dictionary": ("prenorm_6l", SHARED, "M2M100"),
     "one dictionary, three tables": ("prenorm_6l", {"activation_fn": "gelu", "one": True}, "M2M100"),
@@ -37,19 +34,6 @@ STRUCTURES = {
     "DeepNet, embeddings normed": ("deepnet_18l18l", {**NORMED, **SHARED}, "Bart"),
     "Admin": ("admin_18l18l", {**NORMED, **LEARNED}, "Bart"),
 }
-
-
-@pytest.fixture
-def make(tmp_path):
-    """make(name, **flags): a model, and the folder with its parts; "swap": the target has fewer entries."""
-
-    def make(name, swap=False, one=False, **flags):
-        source, target = make_dictionary(SMALL), make_dictionary(LARGE)
-        both = (target, source) if swap else (source, target)
-        both = (target, target) if one or "share_all_embeddings" in flags else both
-        return write_model(tmp_path, name, both, **flags), tmp_path
-
-    return make
 
 
 @pytest.fixture

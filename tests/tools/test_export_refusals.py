@@ -10,8 +10,6 @@ import torch
 
 from fairseq_deep.runtime.plain import NAMES
 from fairseq_deep.tools.export import OTHERS
-from tests.helpers.exports import write_model
-from tests.helpers.models import make_dictionary
 
 FAIRSEQ, CT2, HF = FORMATS = ("fairseq", "ctranslate2", "huggingface")
 LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
@@ -45,9 +43,8 @@ CASES = [  # architecture, flags, problem, formats
     pytest.param(name, flags, problem.format(NAMES[form]), form, id=f"{form}: {problem[:50]}")
     for name, flags, problem, forms in CASES for form in forms
 ])  # fmt: skip
-def test_a_structure_that_a_format_lacks_is_refused(name, flags, problem, form, command, tmp_path, monkeypatch):
-    write_model(tmp_path, name, (make_dictionary(38), make_dictionary(30)), **flags)
-    path = tmp_path / "model.pt"
+def test_a_structure_that_a_format_lacks_is_refused(name, flags, problem, form, make, command, tmp_path, monkeypatch):
+    path = make(name, **flags)[1] / "model.pt"
     if name.startswith("admin"):
         state = torch.load(path, weights_only=False)
         for key, value in state["model"].items():

@@ -14,7 +14,6 @@ from fairseq_deep.runtime import Translator, find_bundle, text
 from fairseq_deep.tools import torch_format
 from tests.helpers.commands import run
 from tests.helpers.exports import dictionary_of, learn_pieces, tokenised_lines, write_model
-from tests.helpers.models import make_dictionary
 from tests.helpers.paths import ROOT
 
 EXAMPLE = ROOT / "examples/translate_pt2.py"
@@ -32,13 +31,6 @@ def example():
     names = runpy.run_path(str(EXAMPLE))
     assert not any(str(getattr(each, "__module__", "")).startswith("fairseq_deep") for each in names.values())
     return names
-
-
-def write(folder, name, flags):
-    dictionaries = (make_dictionary(38), make_dictionary(30))
-    if "share_all_embeddings" in flags:
-        dictionaries = dictionaries[:1] * 2
-    return write_model(folder, name, dictionaries, **flags)
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +88,9 @@ def test_the_description_is_that_of_the_programs(recipe, example):
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_other_methods_are_translated_as_by_the_model(structure, tmp_path, command, example):
+def test_other_methods_are_translated_as_by_the_model(structure, make, tmp_path, command, example):
     name, flags, more, dtype = STRUCTURES[structure]
-    write(tmp_path, name, flags)
+    make(name, **flags)
     model, file = tmp_path / "model.pt", tmp_path / "model.pt2"
     words = ["--format", "torch", "--tokenizer", "none", "--output", file, *more]
     code, out, err = command("export", model, *words)
