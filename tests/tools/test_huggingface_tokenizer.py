@@ -48,7 +48,7 @@ def test_the_tokenizer_is_exact_on_tokenised_text(threshold, tmp_path):
     assert [[meanings[i] for i in row] for row in rows] == [own.encode(whole(prepare(line))).tolist() for line in texts]
     assert sum(UNK in row for row in rows) > 100
     for line, row in zip(texts, rows):
-        if all(4 <= index < len(own) for index in row[:-1]):
+        if "<2" not in line and all(4 <= index < len(own) for index in row[:-1]):
             assert tokenizer.decode(row[:-1]) == " ".join(line.split())
     assert tokenizer.decode([UNK, own.indices[cut(lines[0]).split()[-1]]]).startswith("<unk> ")
     batch = tokenizer(lines[:3], padding=True)
