@@ -112,7 +112,6 @@ class TestSeeds:
         done = subprocess.run(resume, env=recipes.environment(tools), capture_output=True, text=True, timeout=300)
         assert done.returncode == 0 and programs(stubs).count("fairseq-train") == 2
 
-
     @pytest.mark.parametrize("status, reason", [(1, "failed: planted"), (75, "was stopped by a signal")])
     def test_all_seeds_failing_leaves_no_result(self, job, tools, tmp_path, status, reason):
         """A signal to a training alone fails its run."""
