@@ -11,6 +11,7 @@ SentencePiece or jieba. Loading a file runs its code: load only files that you t
 import base64
 import io
 import json
+import re
 import sys
 import zipfile
 from collections.abc import Container
@@ -113,8 +114,18 @@ class Model:
 
             pieces = SentencePieceProcessor(model_proto=base64.b64decode(self.files["spm.model.base64"]))
             before.append(lambda line: " ".join(pieces.encode(line, out_type=str)))
-            after.insert(0, lambda line: line.replace(" ", "").replace("\u2581", " ").strip())
+            after.insert(0, join_pieces)
         return before, after
+
+
+def join_pieces(line: str) -> str:
+    """Return the text of SentencePiece's pieces; <0x..> are bytes of characters that the pieces lack."""
+
+    def character(units: re.Match[str]) -> str:
+        return bytes(int(unit[1:-1], 16) for unit in units[0].split()).decode(errors="replace")
+
+    line = re.sub(r"(?<!\S)<0x[0-9A-F]{2}>( <0x[0-9A-F]{2}>)*(?!\S)", character, line)
+    return re.sub(r"[\r\n]+", " ", line.replace(" ", "").replace("\u2581", " ")).strip()
 
 
 def apply(steps, line: str, tags: Container[str] = ()) -> str:

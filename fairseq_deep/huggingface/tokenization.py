@@ -50,7 +50,9 @@ class FairseqDeepTokenizer(PreTrainedTokenizer):
             languages, codes = (task["source_lang"], task["target_lang"]), packaged.codes_of(config)
             self.steps = TextSteps(*languages, codes and package.paths[codes], text["tokenizer"], text["lowercase"],
                                    self.source.symbols[len(SPECIAL) :])  # fmt: skip
-            self._prepare_target = tokenizer_of(languages[1], text["tokenizer"])
+            # a recipe lowercases both sides; "lowercase" of a checkpoint says nothing of its targets
+            lowercase = text["lowercase"] and all(word == word.lower() for word in self.target.symbols)
+            self._prepare_target = tokenizer_of(languages[1], text["tokenizer"], lowercase)
         self.current = self.source
         limits = (task["max_source_positions"], config["model"].get("max_source_positions"))
         limit = min((each for each in limits if each), default=None)

@@ -226,6 +226,8 @@ def _check_arguments(args: argparse.Namespace) -> None:
          "requires --generate-output and is not supported with --sys; omit it"),
         (args.tokenized or args.compound_split, "detokenize",
          "is not supported with --tokenized and --compound-split, which score tokens; omit one"),
+        (args.tokenized or args.compound_split, "lang",
+         "selects sacreBLEU's tokenizer, which --tokenized and --compound-split do not use; omit one"),
         (args.tokenized or args.compound_split, "against",
          "requires sacreBLEU on detokenised text; omit --tokenized and --compound-split"),
         (len(systems) > 1, "against hypotheses references",

@@ -90,6 +90,18 @@ def test_the_tokenizer_has_the_text_steps_of_the_runtime(loaded, package, lines,
     assert any("<unk>" in line for line in expected)
 
 
+def test_targets_are_lowercased_where_their_dictionary_is(package, tmp_path):
+    folder = copied(package, tmp_path / "copy", lambda content: content["text"].update(lowercase=True))
+    cased, small = (AUTO[1].from_pretrained(folder)(text_target=line).input_ids for line in ("Haus", "haus"))
+    assert cased != small
+    words = (folder / "dict.de.txt").read_text().splitlines(keepends=True)
+    (folder / "dict.de.txt").write_text("".join(word for word in words if word == word.lower()))
+    (folder / "SHA256SUMS").unlink()
+    write_sums(str(folder))
+    cased, small = (AUTO[1].from_pretrained(folder)(text_target=line).input_ids for line in ("Haus", "haus"))
+    assert cased == small
+
+
 def test_a_batch_for_training(loaded, lines):
     _, tokenizer, model = loaded
     batch = tokenizer(lines[:6], text_target=lines[:6], padding=True, return_tensors="pt")

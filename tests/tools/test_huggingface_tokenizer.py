@@ -1,7 +1,9 @@
 """The tokenizer files of an export for transformers give fairseq's indices."""
 
+import functools
 import importlib.util
 import random
+import runpy
 import unicodedata
 
 import pytest
@@ -13,6 +15,7 @@ from fairseq_deep.runtime.dictionary import Dictionary
 from fairseq_deep.runtime.engines.transformers_engine import TokenizerDictionary
 from fairseq_deep.tools import huggingface_import, huggingface_tokenizer
 from tests.helpers.exports import dictionary_of, learn_merges, learn_pieces, tokenised_lines, write_model
+from tests.helpers.paths import ROOT
 
 pytestmark = pytest.mark.skipif(not all(map(importlib.util.find_spec, ("sentencepiece", "transformers"))),
                                 reason="needs sentencepiece and transformers")  # fmt: skip
@@ -87,9 +90,10 @@ def test_raw_text_has_the_indices_of_sentencepiece(options, tmp_path):
 
 
 def test_bytes_become_characters():
-    units = "\u2581a <0xE6> <0xBC> <0xA2> b <0xFF> \u2581<0x41>"
-    assert text.joined(units, "sentencepiece") == "a\u6f22b\ufffd <0x41>"
-    assert text.joined("\u2581a <0x0D> <0x0A> b", "sentencepiece") == "a b", "a translation is one line"
+    example = runpy.run_path(str(ROOT / "examples/translate_pt2.py"))
+    for join in (functools.partial(text.joined, kind="sentencepiece"), example["join_pieces"]):
+        assert join("\u2581a <0xE6> <0xBC> <0xA2> b <0xFF> \u2581<0x41>") == "a\u6f22b\ufffd <0x41>"
+        assert join("\u2581a <0x0D> <0x0A> b") == "a b", "a translation is one line"
 
 
 def test_a_multilingual_model_is_exported_with_its_tags(tmp_path, capsys):

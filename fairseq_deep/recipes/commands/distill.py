@@ -54,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Translate the missing shards and assemble the output directory."""
     output = os.path.normpath(args.output)
+    if args.choose == "nearest" and args.beam == 1:
+        raise UsageError("--choose nearest requires several hypotheses: choose a --beam above 1")
     bundles = [translate.find_parts(path, args) for path in args.models]
     langs = _languages(args, bundles[0])
     text = distilled.survey(args.text, langs)
