@@ -17,6 +17,7 @@ from .bundle import Bundle
 from .dictionary import Dictionary, check_hashes, hash_symbols
 from .exported import reject_export
 from .files import checksum
+from .language_codes import short_code
 from .model import StoredModel, build_model, read_stored
 from .text import is_part
 
@@ -107,9 +108,14 @@ def load_model(bundle: Bundle) -> LoadedModel:
 
 
 def check_ensemble(loaded: Sequence[LoadedModel], bundles: Sequence[Bundle]) -> None:
-    """Raise `UsageError` if the models do not share dictionaries, sub-words and text preparation."""
+    """Raise `UsageError` if the models do not share languages, dictionaries, sub-words and text preparation."""
     steps = [(each.tokenizer, each.lowercase, each.codes and checksum(each.codes)) for each in bundles]
     for model, bundle, own in zip(loaded, bundles, steps):
+        ways = [(short_code(each.source_lang), short_code(each.target_lang)) for each in (model, loaded[0])]
+        if ways[0] != ways[1]:
+            here, there = map(" to ".join, ways)
+            problem = f"{bundle.checkpoint} translates {here}, but {bundles[0].checkpoint} {there}"
+            raise UsageError(f"{problem}: use models of one direction in an ensemble")
         for side in ("source", "target"):
             if getattr(model, side) != getattr(loaded[0], side):
                 path = f"{bundle.data}/dict.{getattr(model, f'{side}_lang')}.txt"

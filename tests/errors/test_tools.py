@@ -85,6 +85,7 @@ def rename(state):
 VARIANTS = {  # of the checkpoint in ``parts``
     "inf": fill(0, math.inf), "large": fill(5, 1e30), "diverged": diverge, "renamed": rename,
     "pruned": lambda state: vars(state["cfg"]["model"]).update(encoder_layers_to_keep="0,1"),
+    "french": lambda state: state["cfg"]["task"].update(target_lang="fr"),
     "nameless": lambda state: state["cfg"]["task"].update(source_lang=None, target_lang=None),
     "stateless": lambda state: state.pop("task_state"),  # which has the dictionaries
 }  # fmt: skip
