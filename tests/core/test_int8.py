@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_deep.core.decoding import bfloat, describe, int8, linear, machine, reduce_precision
+from fairseq_deep.core.decoding import bfloat, describe, int8, reduce_precision
 from fairseq_deep.core.decoding.linear import PackedLinear
 from fairseq_deep.core.native import library, load
 from tests.helpers.tensors import case
@@ -165,14 +165,17 @@ def test_fewer_steps_where_all_of_them_overflow(fresh, monkeypatch):
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_without_products_one_line_says_so(fresh, monkeypatch, caplog, precision):
     monkeypatch.setattr(int8, "fbgemm_steps", lambda: None)
-    monkeypatch.setattr(linear, "has_bfloat", lambda: False)
-    monkeypatch.setattr(machine, "has_bfloat", lambda: False)
+    times = {"fp32": 3.0, "bf16": 6.1}  # more than twice the time
+    monkeypatch.setattr(bfloat, "least_times", lambda *_, **__: times)
     stack = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     assert reduce_precision(stack, precision) == 0 and type(stack[0]) is nn.Linear
     assert [record.message for record in caplog.records] == [
         f"this machine or this torch does not have fast {precision} products: they stay in fp32"
     ]
     assert describe().endswith("; int8: none, fp32 instead; bf16: none, fp32 instead")
+    times["bf16"] = 5.9
+    bfloat.has_bfloat.cache_clear()
+    assert bfloat.has_bfloat()
     if precision == "int8":
         with pytest.raises(RuntimeError, match="does not have int8 products"):
             int8.Int8Linear(stack[0])

@@ -43,7 +43,7 @@ ENCODERS = {
     "pre": (PRE, {}),
     "post": (POST, {"activation_fn": "swish"}),
     "no norms": (POST, {"deep_init": "tfixup"}),
-    "kv heads": (PRE, {"encoder_kv_heads": 2, "rotary_positions": True}),
+    "kv heads": (PRE, {"encoder_kv_heads": 1, "rotary_positions": True}),
     "modern": ("transformer_modern_6l", {}),
     "sums between layers": ("transformer_dlcl_6l", {}),
 }

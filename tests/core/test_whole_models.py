@@ -142,10 +142,10 @@ CASES["msc of another width"] = (PRENORM, {"layer_agg": "msc", "decoder_memory":
 
 @pytest.mark.parametrize("case", CASES)
 def test_methods_and_options_equal_the_equations(case, make, batch):
-    """Depths of 3 and 2; rotations and gelu are of fp32, as is BranchNorm's number."""
+    """Depths of 3 and 2; gelu is of fp32, as is BranchNorm's number."""
     name, flags = CASES[case]
     depths = {"encoder_layers": 2 if "msc" in case else 3, "decoder_layers": 2}
     deviation = {"tfixup": 0.12, "rezero": 0.2}.get(flags.get("deep_init"), 0.3)
     model = make(name, deviation, **{**depths, **flags})
-    rounds = any(word in case for word in ("rotary", "geglu", "branchnorm"))
+    rounds = any(word in case for word in ("geglu", "branchnorm"))
     assert_equations(model, batch, **({"rtol": 1e-4, "atol": 1e-5} if rounds else {}))
