@@ -234,6 +234,11 @@ def test_fairseq_makes_no_checkpoint_of_another_model(arch, whole, tmp_path):
         safe_load.load(path)
 
 
+def test_a_package_without_limits_of_length_has_those_of_its_time(whole, tmp_path):
+    path = changed(whole, tmp_path / "made", config(search__max_len_a=KeyError, search__max_len_b=KeyError))
+    assert {"max_len_a": 1.0, "max_len_b": 50}.items() <= packaged.load(path).config["search"].items()
+
+
 def test_no_setting_names_a_file():
     """Flags of later versions included: `model_settings` lists what a package may have."""
     known = model_settings()
