@@ -58,18 +58,6 @@ def test_all_programs_translate_alike_and_other_models_do_not(table):
     assert rows["stock"]["speed"] == "1.000" and all(float(row["sentences/s"]) > 0 for row in rows.values())
 
 
-def test_real_text_has_bleu(table, tmp_path):
-    words = dictionary_of(["a b c d e f g"])
-    write_model(tmp_path, "postnorm_6l", [words, words])
-    (tmp_path / "news").write_text("a b\nc d e\n")
-    texts = ["--input", tmp_path / "news", "--references", tmp_path / "news"]
-    models = [f"{kind} {tmp_path / 'model.pt'}".strip() for kind in ("", "stock")]
-    models.append(f"{models[0]} --decode-precision int8")
-    rows = table(decoding, *texts, *SEARCH, *models)
-    assert [row["BLEU"] for row in rows.values()][:2] == [rows[models[0]]["BLEU"]] * 2
-    assert rows[models[1]]["equal"] == "100.0%"
-
-
 @needs_ctranslate2
 def test_speed_and_quality_of_a_comparison_is_recorded(tmp_path, monkeypatch):
     """Stock fairseq and CTranslate2 have the weights of the first system and seed."""

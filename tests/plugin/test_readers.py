@@ -16,11 +16,14 @@ def reading():
     return sum(isinstance(thread, BackgroundConsumer) for thread in threading.enumerate())
 atexit.register(lambda: print(reading()))
 from fairseq_deep.plugin.training import readers
-batches = BufferedIterator(2, Slow(range(1000)))
-next(batches)
+slow = BufferedIterator(2, Slow(range(1000)))
+next(slow)
 print(reading())
 readers.stop_readers(0.1)
 print(reading())
+fast = BufferedIterator(2, list(range(1000)))  # its queue is full when the program ends
+next(fast)
+time.sleep(0.5)
 """
 
 

@@ -10,6 +10,31 @@ from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from fairseq_deep.core.description import AXES, describe
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import ARCHITECTURES
+from tests.helpers.flags import parse
+
+
+@pytest.mark.parametrize("row, flags, left_out, kept", [
+    ("lstm_concat_6l", "--layer-agg rnn", ["lstm_merge"], {}),
+    ("lstm_1layer_6l", "--encoder-layer-agg dlcl", ["lstm_share"], {"lstm_ffn": 1}),
+    ("lstm_1layer_6l", "--decoder-attn average --decoder-embed-dim 256", ["lstm_share"], {}),
+    ("lstm_two_6l", "", ["lstm_attn_residual"], {"lstm_merge": "two"}),
+    ("lstm_relative_12l_big", "--layer-agg dlcl", ["relative_positions"], {}),
+    ("relative_6l", "--layer-agg dlcl", [], {"relative_positions": 16, "relative_values": True}),
+    ("b2t_18l18l", "--deep-init xavier", ["ds_init_alpha"], {"residual": "b2t"}),
+    ("ode_24l", "--decoder-attn average", ["relative_positions", "relative_values"], {"ode_history": "dlcl"}),
+    ("transparent_16l", "--decoder-attn average --deep-init tfixup", [], {"layernorm_embedding": False}),
+    ("deepnet_18l18l", "--encoder-layer-agg lstm --encoder-deep-init xavier", [], {"deep_init": "deepnet"}),
+    ("modern_6l", "--residual peri", ["encoder_residual"], {"norm": "rms", "ffn": "swiglu"}),
+    ("modern_6l", "--relative-positions 4", ["rotary_positions"], {"relative_positions": 4}),
+    ("modern_6l", "--encoder-learned-pos", ["rotary_positions"], {"norm": "rms"}),
+    ("modern_6l", "--no-token-positional-embeddings", ["rotary_positions"], {"norm": "rms"}),
+    ("modern_6l", "--deep-init tfixup --residual plain", ["norm"], {"ffn": "swiglu"}),
+    ("modern_6l", "--activation-fn gelu", ["ffn"], {"norm": "rms"}),
+])  # fmt: skip
+def test_options_of_methods_that_are_replaced_are_left_out(row, flags, left_out, kept):
+    args = parse("--arch", f"transformer_{row}", *flags.split())
+    assert {flag: getattr(args, flag, None) for flag in left_out} == dict.fromkeys(left_out)
+    assert {flag: getattr(args, flag, None) for flag in kept} == kept
 
 
 def refusal(args, **more):
@@ -29,10 +54,7 @@ CHOICES = [
     *({"encoder_layer_agg": "dlcl", "lstm_attn_residual": on} for on in (True, False)),
     {"encoder_layer_agg": "ode", "ode_history": "dlcl", "ode_identity": True},
     {"encoder_layer_agg": "lstm", "encoder_deep_init": "xavier"},
-    {"decoder_attn": "average", "decoder_embed_dim": 256}, {"deep_init": "tfixup", "residual": "plain"},
-    {"residual": "peri"}, {"relative_positions": 4}, {"encoder_learned_pos": True}, {"activation_fn": "gelu"},
-    {"no_token_positional_embeddings": True},
-]  # fmt: skip
+]
 SYSTEMS = {(row.norm, row.layer_agg, tuple(option for option in row.options if "dropout" not in option[0])): row
            for row in ARCHITECTURES.values() if row.options or row.layer_agg == "lstm"}  # fmt: skip
 

@@ -19,7 +19,7 @@ from fairseq.logging import meters
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import OmegaConf
 
-from tests.helpers.commands import refusal, run
+from tests.helpers.commands import run
 from tests.helpers.hostile import Call, archive, member, write_dictionaries
 from tests.helpers.paths import STOCK
 
@@ -40,18 +40,13 @@ def reload(load, content, **options):
     return load(buffer)
 
 
-def planted(path):
-    """A checkpoint of settings that runs a command when it is loaded naively."""
-    call = Call(os.system, f"touch {path.parent}/ran")
-    return {"args": argparse.Namespace(arch=call), "model": {"w": torch.ones(2)}}
-
-
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol 4")
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_a_planted_command_is_refused_and_not_run(load, tmp_path, zipped, protocol, monkeypatch):
     path = tmp_path / "planted.pt"
-    torch.save(planted(path), path, _use_new_zipfile_serialization=zipped, pickle_protocol=protocol)
+    state = {"args": argparse.Namespace(arch=Call(os.system, f"touch {tmp_path}/ran")), "model": {"w": torch.ones(2)}}
+    torch.save(state, path, _use_new_zipfile_serialization=zipped, pickle_protocol=protocol)
     with pytest.raises(safe_load.CheckpointError) as refusal:
         load(str(path))
     message = str(refusal.value)
@@ -183,20 +178,11 @@ def test_a_command_translates_with_the_checkpoint_of_stock_fairseq(tmp_path):
     assert words == "g g" and float(score) == pytest.approx(-2.48105216, abs=1e-4)  # as stock fairseq itself gives
 
 
-@pytest.mark.parametrize("kind", ["call", "option"])
-def test_a_command_stops_at_a_planted_checkpoint(kind, tmp_path):
-    """With a call in its pickle, or code in an option that stock fairseq evaluates."""
-    path = tmp_path / "planted.pt"
-    state = planted(path)
-    if kind == "option":
-        state = torch.load(STOCK, weights_only=False)
-        code = f"[__import__('os').system('touch {tmp_path}/ran')]"
-        options = {"arch": "fconv", "_name": "fconv", "encoder_layers": code, "encoder_embed_path": None}
-        vars(state["cfg"]["model"]).update(options)
-    torch.save(state, path)
-    done = interactive(tmp_path, path)
-    assert done.returncode == 1 and not (tmp_path / "ran").exists()
-    if kind == "option":
-        assert "not an expression of numbers" in done.stderr
-    else:
-        assert refusal(done).startswith(f"{path}: rejected")
+def test_a_command_runs_no_code_in_an_option_that_stock_fairseq_evaluates(tmp_path):
+    state = torch.load(STOCK, weights_only=False)
+    code = f"[__import__('os').system('touch {tmp_path}/ran')]"
+    options = {"arch": "fconv", "_name": "fconv", "encoder_layers": code, "encoder_embed_path": None}
+    vars(state["cfg"]["model"]).update(options)
+    torch.save(state, tmp_path / "planted.pt")
+    done = interactive(tmp_path, tmp_path / "planted.pt")
+    assert done.returncode == 1 and not (tmp_path / "ran").exists() and "not an expression of numbers" in done.stderr
