@@ -169,14 +169,13 @@ def fork_drivers(tools):
 
 
 def pack(path, files, mode="w:gz"):
-    """Write a tar archive of ``{name: text}``."""
-    folder = path.parent / (path.name + ".files")
+    """Write a tar archive of ``{name: text or bytes}``."""
     with tarfile.open(path, mode) as archive:
-        for name, text in files.items():
-            source = folder / name
-            source.parent.mkdir(parents=True, exist_ok=True)
-            source.write_text(text, encoding="utf-8")
-            archive.add(source, name)
+        for name, content in files.items():
+            content = content.encode() if isinstance(content, str) else content
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
 
 
 def sgm(*lines):
