@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shutil
@@ -105,7 +106,7 @@ async def train(runner: Runner) -> None:
     """Train, or resume an interrupted run."""
     plan, options = runner.plan, runner.plan.options
     runner.need(plan.path("data-bin"))
-    last, records = plan.path("checkpoints", "checkpoint_last.pt"), plan.path("train.jsonl")
+    last = plan.path("checkpoints", "checkpoint_last.pt")
     if not runner.dry:
         sets = find_splits(plan.path("text", "bpe"), options.source_lang)
         for subset in plan.subsets:
@@ -113,8 +114,10 @@ async def train(runner: Runner) -> None:
                 raise UsageError(f"--subsets {options.subsets}: the text has no {subset}, only {', '.join(sets)}")
         positions = [getattr(plan.args, f"max_{side}_positions", None) or 1024 for side in ("source", "target")]
         check_lengths(plan.path("text", "bpe"), plan.langs, options.max_tokens, dict(zip(plan.langs, positions)))
-        if not can_resume(plan.path("checkpoints")) and os.path.isfile(records):  # the record of an earlier run
-            os.replace(records, plan.path("train.before.jsonl"))
+        if not can_resume(plan.path("checkpoints")):  # record and model of an earlier run
+            for name, end in (("train", "jsonl"), ("averaged", "pt")):
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(plan.path(f"{name}.{end}"), plan.path(f"{name}.before.{end}"))
         write_text(plan.path("trained-with.txt"), "\n".join(plan.run_record()) + "\n")
         write_text(plan.path("train.sh"), quote(plan.train_command) + "\n")
     await start_training(runner)

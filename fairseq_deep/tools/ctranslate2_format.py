@@ -67,7 +67,8 @@ class CTranslate2(Format):
         check_package()
         self.spec = build_spec(plain, flags.activation_fn, loaded.source, loaded.target)
         self.quantization = trained.args.quantization or DEFAULT
-        self.made = f"for CTranslate2, {self.quantization}"
+        other = " with length^lenpen, since it has no GNMT length penalty" * trained.search["gnmt_lenpen"]
+        self.made = f"for CTranslate2{other}, {self.quantization}"
         exact = self.quantization == DEFAULT
         self.limits = Limits(EXACT, None if exact else ROUNDED, SHARE if exact else None)
 

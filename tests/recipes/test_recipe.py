@@ -120,6 +120,9 @@ class TestStages:
         assert job("--stage", "4").returncode == 0
         assert "best_valid_ppl" not in json.loads((exp / "RESULT.json").read_text())
         assert json.loads((exp / "train.before.jsonl").read_text()) == better
+        shutil.rmtree(exp / "checkpoints")
+        assert job("--stage", "4", "--stop-stage", "4").returncode == 0
+        assert find_bundle(str(exp)).checkpoint == str(exp / "checkpoints/checkpoint_last.pt"), "not the earlier model"
 
     def test_two_runs_do_not_share_a_folder(self, job, stubs, tmp_path, monkeypatch):
         monkeypatch.setenv("RECIPE_PATIENCE", "0")

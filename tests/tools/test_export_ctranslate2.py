@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 
@@ -118,6 +119,14 @@ def test_quantised_weights_are_smaller_and_near(make, export, lines):
         assert (found - expected).abs().max() < (0.1 if quantization == "int8" else 0.01), quantization
     assert (scores_with_avx2(output, units) - found).abs().max() < 1e-3, "sums overflow"
     assert sizes["int8"] < sizes["float16"] < sizes["float32"]
+
+
+def test_another_length_penalty_than_gnmts_is_told(plain, tmp_path, command):
+    exp = shutil.copytree(plain, tmp_path / "exp")
+    record = json.loads((exp / "RESULT.json").read_text())
+    (exp / "RESULT.json").write_text(json.dumps({**record, "gnmt_lenpen": True}))
+    code, out, err = command("export", exp, "--format", "ctranslate2", "--output", tmp_path / "out")
+    assert (code, err) == (0, "") and " with length^lenpen, since it has no GNMT length penalty, float32; " in out
 
 
 def test_the_code_in_the_documentation_translates_as_translate_does(plain, tmp_path, monkeypatch, command, capsys):
