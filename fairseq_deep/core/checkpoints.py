@@ -104,7 +104,8 @@ def find_separate(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> tuple[st
     for name in own:
         if name in loaded and own[name].numel():  # empty tensors have the same address
             same = first.setdefault(own[name].data_ptr(), name)
-            if same != name and not torch.equal(*(loaded[each].float().nan_to_num() for each in (same, name))):
+            pair = loaded[same], loaded[name]
+            if pair[0].data_ptr() != pair[1].data_ptr() and not torch.equal(*(each.nan_to_num() for each in pair)):
                 return same, name
     return None
 
