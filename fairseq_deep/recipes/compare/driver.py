@@ -120,6 +120,8 @@ def show_plan(args: Compare, systems: list[System], runs: list[Run]) -> None:
         searched = f", {lengths[1]} in the search" * (args.tune != "none")
         print(f"warm-up in proportion to the updates: {lengths[0]}{searched}, not {args.warmup}; -- --warmup-updates N "
               "changes it", flush=True)  # fmt: skip
+    for note in runs[0].plan.notes:
+        print(f"warning: {note}", flush=True)
     for run in runs[: len(systems)]:
         note = ends_in_warmup(run.plan.args)
         if note:
