@@ -1,7 +1,6 @@
 """``examples/grow.sh``: a training for each depth, killed in the middle and started again."""
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -11,7 +10,7 @@ import torch
 
 from tests.helpers.commands import EXACT, train_command
 from tests.helpers.paths import ROOT
-from tests.helpers.recipes import environment, make_real, write_program
+from tests.helpers.recipes import environment, make_real
 
 SCRIPT = ROOT / "examples/grow.sh"
 
@@ -83,27 +82,6 @@ def test_three_depths_killed_in_the_second_one(programs, small, tmp_path):
     other = grow(programs, small, tmp_path / "parts", last=COOLDOWN, flags=["--lr", "1"])
     problem = f"{tmp_path}/parts/1 was trained with another command ({tmp_path}/parts/1/command.txt)"
     assert other.returncode == 2 and other.stderr == f"grow.sh: {problem}: give the same, or another FOLDER\n"
-
-
-@pytest.mark.skipif(not shutil.which("flock"), reason="there are no locks without flock")
-def test_a_second_one_in_the_same_folder_is_refused(tools, tmp_path):
-    write_program(tools / "fairseq-deep", "echo package")
-    write_program(tools / "fairseq-train", "touch begun; exec sleep 60")
-    (tmp_path / "grow.sh").write_text(SCRIPT.read_text().replace("-w 10", "-w 0"))
-    given = ["bash", tmp_path / "grow.sh", "data", tmp_path / "out", "1,2", "6", "1"]
-    first = subprocess.Popen(given, env=environment(tools), cwd=tmp_path, stdout=subprocess.DEVNULL)
-    try:
-        while not (tmp_path / "begun").exists():
-            assert first.poll() is None
-            time.sleep(0.01)
-        how = {"env": environment(tools), "cwd": tmp_path, "timeout": 300}
-        second = subprocess.run(given, capture_output=True, text=True, **how)
-    finally:
-        subprocess.run(["pkill", "-P", str(first.pid)])
-        first.wait()
-    assert second.returncode == 2 and second.stderr == (
-        f"grow.sh: {tmp_path}/out is in use by another grow.sh: try again later, or give another FOLDER\n"
-    )
 
 
 @pytest.mark.parametrize("settings, problem", [
