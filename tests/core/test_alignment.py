@@ -1,4 +1,4 @@
-"""Supervised alignments: the loss and every gradient of fairseq's ``transformer_align``, in all decoders."""
+"""Supervised alignments: the loss and every gradient of fairseq's ``transformer_align``."""
 
 import types
 
@@ -9,7 +9,6 @@ from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
 )
 from fairseq.models.transformer_align import TransformerAlignModel
 
-from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
 
 
@@ -62,21 +61,3 @@ def test_loss_and_gradients_are_those_of_transformer_align(norm, flags, build, d
     words = batch[2].ne(dictionary.pad())
     found = [m.eval()(*batch)[1]["attn"][0][words] for m in (model, aligner)]
     torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("kind", [name for name in DECODER_ATTENTIONS.names() if name != "luna"])
-def test_alignments_are_the_weights_of_the_supervised_layer_and_heads(kind, build, dictionary):
-    model = build("transformer_dlcl_6l", alignment_layer=2, alignment_heads=1, decoder_attn=kind).eval()
-    source, lengths, target = make_batch(dictionary)
-    encoded, captured = model.encoder(source, lengths), []
-    hook = model.decoder.layers[2].encoder_attn.register_forward_hook(lambda *args: captured.append(args[2][1]))
-    found = model.decoder(target, encoded)[1]["attn"][0]
-    hook.remove()
-    torch.testing.assert_close(found, captured[0][0])
-    both = model.decoder(target, encoded, alignment_layer=2, alignment_heads=2)[1]["attn"][0]
-    torch.testing.assert_close(both, captured[0].mean(0))
-    assert not torch.allclose(model.decoder(target, encoded, alignment_layer=5)[1]["attn"][0], found)
-    step = model.decoder(target[:, :1], encoded, incremental_state={})[1]["attn"][0]
-    torch.testing.assert_close(step, found[:, :1])
-
-

@@ -16,9 +16,11 @@ from fairseq_deep.core.layers import LayerContext
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 from tests.helpers.decoder_attention import KINDS, LUNA, STACKS, make_model
+from tests.helpers.equations import projections
 from tests.helpers.invariances import NEAR
 from tests.helpers.models import POSTNORM, make_batch
-from tests.helpers.tensors import DOUBLE, assert_same, randomise, saved_bytes
+from tests.helpers.tensors import DOUBLE, assert_same, randomise, saved_bytes, shake
+from tests.reference import naive_luna, naive_ssru
 
 PAD, B, C, H, L, LAYERS = 1, 3, 16, 2, 3, 3
 SHALLOW = [(kind, stack) for kind in KINDS for stack in ("postnorm", "lstm") if "ffn" not in kind or stack != "lstm"]
@@ -169,24 +171,6 @@ def test_half_precision_keeps_the_state_in_fp32(kind, dtype):
 # --- sequences in logarithmic depth, and in blocks ---
 
 
-def one_by_one(z, v):
-    """c_t of the gates' arguments *z* and inputs *v*."""
-    c, states = torch.zeros_like(v[0]), []
-    for position in range(len(v)):
-        f = 1 / (1 + torch.exp(-z[position]))
-        c = f * c + (1 - f) * v[position]
-        states.append(c)
-    return torch.stack(states)
-
-
-def running_means(x, y, z, count):
-    total, rows = 0, []
-    for t in range(x.size(2)):
-        total = total + y[:, :, t, :, None] * z[:, :, t, None, :]
-        rows.append((x[:, :, t, None] @ total)[:, :, 0] / count[:, :, t])
-    return torch.stack(rows, dim=2)
-
-
 @pytest.fixture(params=[False, True], ids=["", "compiling"])
 def compiles(request, monkeypatch):
     """As a compiler sees it."""
@@ -196,14 +180,17 @@ def compiles(request, monkeypatch):
 
 @pytest.mark.parametrize("length", [1, 2, 3, 6, 7, 8, 21])
 def test_all_positions_at_once_equal_one_after_the_other(length, compiles, monkeypatch):
-    """With all gradients."""
+    """With all gradients; Luna's in blocks of two."""
     monkeypatch.setattr(luna_causal, "BLOCK", 2)
-    z, v = (3 * torch.randn(length, B, 6, **DOUBLE) for _ in range(2))
-    inputs = [tensor.requires_grad_() for tensor in (z, v)]
-    assert_same(scans.gated_recurrence(*inputs), one_by_one(*inputs), inputs, rtol=1e-9, atol=1e-12)
-    inputs = [torch.randn(B, H, length, width, requires_grad=True, **DOUBLE) for width in (4, 4, 3)]
-    count = (torch.arange(length) % 3).clamp(max=1).double().cumsum(0).clamp(min=1).view(1, 1, -1, 1)
-    assert_same(luna_causal.causal_means(*inputs, count), running_means(*inputs, count), inputs)
+    x, p = (torch.randn(size, B, C, **DOUBLE).requires_grad_() for size in (length, L))
+    recurrence, attention = shake(Ssru(C).double()), shake(luna().double())
+    gate, words = (recurrence.gate.weight, recurrence.gate.bias), torch.ones(B, length, dtype=torch.bool)
+    wanted = naive_ssru.ssru(x, words, gate, recurrence.input_proj.weight)
+    assert_same(recurrence(x, causal=True)[0], wanted, [x, *recurrence.parameters()])
+    named = projections(attention, ("q", "k", "v", "pq", "pc", "out"))
+    heads = torch.stack([naive_luna.causal(x[:, b], p[:, b], named, H) for b in range(B)], dim=1)
+    wanted = heads @ named["out"][0].T + named["out"][1]
+    assert_same(attention(x, causal=True, memory=torch.cat([p, p]))[0], wanted, [x, p, *attention.parameters()], True)
 
 
 def test_open_and_closed_gates_over_a_thousand_positions(compiles):

@@ -1,7 +1,7 @@
 """``torch.export`` of encoders and decoding steps: one program for all positions and batches, equal to the eager model.
 
-The methods are those of ``tests/helpers/methods.py`` in both norm placements; initialisations that only fill weights
-have no program of their own.
+The methods are those of ``tests/helpers/methods.py``; initialisations that only fill weights have
+no program of their own.
 """
 
 import copy
@@ -19,7 +19,7 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.torch_export import SourceProgram, StepProgram, export_decoding_step, export_encoder
 from fairseq_deep.plugin.architectures import build_architecture
 from tests.helpers.generation import prepare
-from tests.helpers.methods import DLCL, LALN, LALT, LSTM, METHODS, OPTIONS, POSTNORM, PRENORM, depths
+from tests.helpers.methods import DLCL, LALN, LALT, LSTM, METHODS, OPTIONS, POSTNORM, depths
 from tests.helpers.models import make_batch, tiny_flags
 
 CAPACITY = 5
@@ -35,10 +35,8 @@ CASES |= MIXED
 DYNAMIC = [*MIXED, *(f"decoder_attn-{kind}" for kind in ("self", "merged-self", "ssru", "luna"))]
 # with sizes that are fixed, an export takes a third of the time; every sixteenth by default, all at night
 PLAIN = {f"{axis}-{default}" for axis, (_, default) in AXES.items() if axis != "layer_agg"}  # is in one of the others
-BOTH = [(case, PRENORM) for case in CASES if case not in PLAIN]
-BOTH += [(case, POSTNORM) for case in METHODS if case not in PLAIN and METHODS[case][0] == PRENORM
-         and "post" in getattr(AXES[case.split("-")[0]][0].get(case.split("-", 1)[1]), "norms", ("post",))]  # fmt: skip
-FIXED = [pytest.param(*row, marks=[] if number % 16 == 0 else [pytest.mark.nightly]) for number, row in enumerate(BOTH)]
+FIXED = [pytest.param(case, marks=[] if number % 16 == 0 else [pytest.mark.nightly])
+         for number, case in enumerate(case for case in CASES if case not in PLAIN)]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -52,9 +50,8 @@ def no_gradients():
 def make(dictionary):
     """A model in which words, positions, sources and all parameters matter."""
 
-    def make(case, norm=PRENORM, **more):
+    def make(case, **more):
         name, flags = CASES[case]
-        name = norm if name == PRENORM else name
         flags = {**tiny_flags(name), **depths(name, flags), **flags, **more}
         model = build_architecture(name, dictionary, **flags).eval()
         for parameter in model.parameters():
@@ -127,9 +124,9 @@ def test_programs_serve_all_positions_and_batches(case, make, dictionary):
         decode(model, encode, step, source, beam, pads)
 
 
-@pytest.mark.parametrize("case, norm", FIXED)
-def test_programs_of_one_batch(case, norm, make, dictionary):
-    decode_fixed(make(case, norm), batches(dictionary, (5, 3))[0], beam=2)
+@pytest.mark.parametrize("case", FIXED)
+def test_programs_of_one_batch(case, make, dictionary):
+    decode_fixed(make(case), batches(dictionary, (5, 3))[0], beam=2)
 
 
 def decode_fixed(model, source, beam):
@@ -138,20 +135,6 @@ def decode_fixed(model, source, beam):
     example = (words, words.clone(), words[0, :1].clone(), *encode(source))
     step = export(StepProgram(model, beam, CAPACITY), example, strict=False).module()
     decode(model, encode, step, source, beam)
-
-
-@pytest.mark.parametrize("case", ["decoder_attn-average", "decoder_attn-self"])
-def test_caches_have_the_types_of_a_model_in_bf16(case, make, dictionary):
-    model, source = make(case).bfloat16(), batches(dictionary, (5, 3))[0]
-    encode, step = SourceProgram(model, 1, CAPACITY), StepProgram(model, 1, CAPACITY)
-    (tensors, caches), words, state = encode(source), torch.full((2, 1), 5), {}
-    scores, updated = step(words, torch.zeros_like(words), torch.tensor([0]), tensors, caches)
-    expected = model.decoder(words, encoder_out=model.encoder(source), incremental_state=state)[0]
-    torch.testing.assert_close(scores, expected)
-    for name, module in model.decoder.named_modules():
-        for field, kept in state.get(getattr(module, "_state", None), {}).items():
-            if f"{name}.{field}" in updated:
-                assert caches[f"{name}.{field}"].dtype == updated[f"{name}.{field}"].dtype == kept.dtype
 
 
 def test_each_hypothesis_of_a_large_beam_has_its_own_keys(make, dictionary):

@@ -75,13 +75,3 @@ def test_dlcl_with_skipped_layers_follows_its_definition(norm, options, build, m
     torch.testing.assert_close(results[0], results[1])
     with torch.no_grad():
         torch.testing.assert_close(ours(), results[1][0])
-
-
-def test_all_layers_run_in_evaluation(build, dictionary):
-    batch = make_batch(dictionary)
-    model, whole = (build("transformer_dlcl_6l", **flags) for flags in (RATES, {}))
-    whole.load_state_dict(model.state_dict())
-    assert torch.equal(model.eval()(*batch)[0], whole.eval()(*batch)[0])
-    assert not torch.equal(measure(model, batch, 0)[0], measure(whole, batch, 0)[0])
-
-

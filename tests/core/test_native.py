@@ -78,22 +78,32 @@ def drops(dropout):
     dropout.apply_during_inference = True
 
 
-# of an encoder layer and the description of its stack, and of parts of a depth-wise LSTM
+def encoder_layer(model):
+    return model.encoder.layers[0]
+
+
+def lstm(model):
+    """The network of h and the gates in the second layer."""
+    return model.decoder.aggregator.hidden[1], model.decoder.aggregator.gates[0]
+
+
 CHANGES = {
-    "a matrix is loaded": lambda layer, stack: load_doubled(layer.fc1),
-    "a norm is another": lambda layer, stack: doubled(layer.final_layer_norm, "weight"),
-    "a bias is another": lambda layer, stack: doubled(layer.fc1, "bias"),
-    "a layer trains": lambda layer, stack: layer.train(),
-    "dropout is retained": lambda layer, stack: drops(layer.dropout_module),
-    "attention dropout is retained": lambda layer, stack: drops(layer.self_attn.dropout_module),
-    "branches have norms": lambda layer, stack: setattr(layer, "residual", PeriNorm(stack, 1)),
-    "branches grow": lambda layer, stack: setattr(layer, "residual", BranchNorm(stack, 1)),
-    "LSTM: a matrix is loaded": lambda hidden, gates: load_doubled(hidden.fc2),
-    "LSTM: a bias is another": lambda hidden, gates: doubled(gates, "bias"),
-    "LSTM: a norm is another": lambda hidden, gates: doubled(hidden.layer_norm, "weight"),
-    "LSTM: a norm of gates is another": lambda hidden, gates: doubled(gates, "norm_weight"),
-    "LSTM: it trains": lambda hidden, gates: hidden.train(),
-    "LSTM: dropout is retained": lambda hidden, gates: drops(hidden.dropout),
+    "a matrix of the encoder is loaded": lambda model: load_doubled(encoder_layer(model).fc1),
+    "a matrix of the decoder is loaded": lambda model: load_doubled(model.decoder.layers[1].fc1),
+    "a norm is another": lambda model: doubled(encoder_layer(model).final_layer_norm, "weight"),
+    "a bias is another": lambda model: doubled(encoder_layer(model).fc1, "bias"),
+    "a layer trains": lambda model: encoder_layer(model).train(),
+    "dropout is retained": lambda model: drops(encoder_layer(model).dropout_module),
+    "attention dropout is retained": lambda model: drops(encoder_layer(model).self_attn.dropout_module),
+    "dropout of the decoder's embeddings is retained": lambda model: drops(model.decoder.dropout_module),
+    "branches have norms": lambda model: setattr(encoder_layer(model), "residual", PeriNorm(model.encoder.stack, 1)),
+    "branches grow": lambda model: setattr(encoder_layer(model), "residual", BranchNorm(model.encoder.stack, 1)),
+    "LSTM: a matrix is loaded": lambda model: load_doubled(lstm(model)[0].fc2),
+    "LSTM: a bias is another": lambda model: doubled(lstm(model)[1], "bias"),
+    "LSTM: a norm is another": lambda model: doubled(lstm(model)[0].layer_norm, "weight"),
+    "LSTM: a norm of gates is another": lambda model: doubled(lstm(model)[1], "norm_weight"),
+    "LSTM: it trains": lambda model: lstm(model)[0].train(),
+    "LSTM: dropout is retained": lambda model: drops(lstm(model)[0].dropout),
 }
 
 
@@ -102,8 +112,6 @@ def test_changes_of_a_module_are_seen(change, prepared):
     """After kernels have run; dropout, which is left to torch, drops all."""
     flags = {"lstm_biases": True} if "LSTM" in change else {}
     model = prepared(LSTM if flags else PRE, dropout=1.0, attention_dropout=1.0, **flags)
-    aggregator = model.decoder.aggregator
-    parts = (aggregator.hidden[1], aggregator.gates[0]) if flags else (model.encoder.layers[0], model.encoder.stack)
 
     def run():
         return torch.cat([model.encoder(torch.arange(4, 18).view(2, 7), None)["encoder_out"][0].flatten(),
@@ -111,7 +119,7 @@ def test_changes_of_a_module_are_seen(change, prepared):
 
     before = run()
     near(before, without_kernels(run))
-    CHANGES[change](*parts)
+    CHANGES[change](model)
     near(run(), without_kernels(run))
     assert not torch.allclose(run(), before)
 

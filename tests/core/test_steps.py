@@ -170,30 +170,6 @@ def test_the_attention_of_the_alignment_is_left_to_torch(name, calls, prepared, 
 
 
 @with_kernels
-@pytest.mark.parametrize("name", ["pre", "LSTM"])
-def test_new_weights_are_those_that_the_next_search_uses(name, prepared):
-    model, other, script = prepared(name), prepared(name), list(orders(2))
-    weights = {key: value + 0.1 * torch.randn_like(value) for key, value in model.state_dict().items()}
-    other.load_state_dict(weights)
-    assert not torch.allclose(steps_of_search(model, script)[0], steps_of_search(other, script)[0])
-    model.load_state_dict(weights)
-    near(steps_of_search(model, script), without_kernels(lambda: steps(other, script)))
-
-
-@with_kernels
-def test_dropout_of_embeddings_that_is_retained(prepared):
-    """``--retain-dropout-modules TransformerDecoder`` also drops embeddings after a search without it."""
-    model, script = prepared("pre", dropout=0.5), list(orders(2))
-    exact = steps_of_search(model, script)
-    model.decoder.dropout_module.apply_during_inference = True
-    torch.manual_seed(1)
-    found = steps_of_search(model, script)
-    assert not torch.allclose(found[0], exact[0])
-    torch.manual_seed(1)
-    near(found, without_kernels(lambda: steps_of_search(model, script)))
-
-
-@with_kernels
 def test_hooks_of_layers_run_in_decoding_steps(prepared):
     model, script, seen = prepared("pre"), list(orders(STEPS - 1)), []
     expected = steps_of_search(model, script)

@@ -80,18 +80,13 @@ def padded_batch(dictionary):
     return source, lengths, target
 
 
-def fits(kind, stack):
-    if stack == "another width":
-        return kind not in ("self", "merged")  # one matrix for the values of both sides
-    if "ffn" in kind and stack in ("lstm", "rnn"):
-        return False  # whose layers have no feed-forward width
-    # SSRU takes the place of average attention: a stack of each kind of layers
-    return kind != "ssru" or stack in ("postnorm", "dlcl-pre", "lstm")
-
-
+# layers of a depth-wise LSTM have no feed-forward width
+ATTENTIONS = [(kind, stack, True) for kind in KINDS for stack in ("postnorm", "prenorm", "lstm")
+              if "ffn" not in kind or stack != "lstm"]  # fmt: skip
 # full context changes masks, whatever connects the layers; a recurrence sees no later positions
-ATTENTIONS = [(kind, stack, True) for kind in KINDS for stack in STACKS if fits(kind, stack)]
-ATTENTIONS += [(kind, stack, False) for kind, stack, _ in ATTENTIONS if stack in ("prenorm", "lstm") and kind != "ssru"]
+ATTENTIONS += [(kind, stack, False) for kind, stack, _ in ATTENTIONS if stack != "postnorm" and kind != "ssru"]
+ATTENTIONS += [("average", "another width", True), ("merged-self", "another width", True), ("merged", "rnn", True),
+               ("merged", "dlcl-post", True), ("merged-average", "dlcl-pre", True)]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind, stack, causal", ATTENTIONS, ids=str)

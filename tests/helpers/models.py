@@ -7,8 +7,6 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerModel, base_architecture
 
 from fairseq_deep.core.aggregators import AGGREGATORS
-from fairseq_deep.core.attention import SharedBeamState
-from fairseq_deep.core.attention.beam_reorder import read_order
 from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture
 
@@ -56,16 +54,6 @@ def make_batch(dictionary, lengths=(5, 7, 3), target_lengths=(4, 6, 6), left_pad
         target[row, 0] = dictionary.eos()
         target[row, 1:length] = torch.randint(dictionary.nspecial, len(dictionary), (length - 1,))
     return source, torch.tensor(lengths), target
-
-
-def reorder_all(module, state, order):
-    """What the decoder does when beam search asks for a new order."""
-    parts = list(module.modules())
-    beam_state = [part for part in parts if isinstance(part, SharedBeamState)]
-    decided = beam_state[0].reorder(state, order) if beam_state else read_order(order, len(order), 1)
-    for part in parts:
-        if hasattr(part, "reorder") and part not in beam_state and decided is not None:
-            part.reorder(state, decided)
 
 
 def task_of(source, target=None):

@@ -49,7 +49,7 @@ def naive_steps(aggregator, y_0, layers, method="rk2", order=2, history="residua
     dlcl = sums(aggregator.inner)[:3] if history == "dlcl" else None
     learned = {"gate": affine(aggregator.gate), "scalars": aggregator.scalars, "alpha": aggregator.alpha}
     name = f"ema{order}" if method == "ema" else method
-    return naive_ode.run_stack(y_0, layers, name, dlcl, identity=identity, **learned)[1]
+    return naive_ode.run_stack(y_0, layers, name, dlcl, identity=identity, **learned)
 
 
 def naive_routing_of(aggregator, y_0, layers, kind="em", iterations=3, capsules=None, **_):

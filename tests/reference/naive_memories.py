@@ -33,12 +33,11 @@ def layerwise(outputs, count):
 
 
 def gru(x, h, weight_ih, weight_hh, bias_ih, bias_hh):
-    """h' of a GRU for vectors *x* and *h*: the matrices have the rows of reset gate, update gate and candidate."""
-    size = len(h)
+    """h' of a GRU: the matrices have the rows of reset gate, update gate and candidate."""
 
     def part(weight, bias, vector, index):
-        rows = range(index * size, (index + 1) * size)
-        return torch.stack([sum(weight[row] * vector) + bias[row] for row in rows])
+        rows = slice(index * h.size(-1), (index + 1) * h.size(-1))
+        return vector @ weight[rows].T + bias[rows]
 
     reset = sigmoid(part(weight_ih, bias_ih, x, 0) + part(weight_hh, bias_hh, h, 0))
     update = sigmoid(part(weight_ih, bias_ih, x, 1) + part(weight_hh, bias_hh, h, 1))
@@ -56,8 +55,7 @@ def msc(y_0, layers, blocks, cell, context_norms, memory_norms):
     for block in range(blocks):
         for layer in layers[block * size : (block + 1) * size]:
             x = layer(x + layer_norm(context, *context_norms[block]))
-        rows = zip(x.reshape(-1, x.size(-1)), context.reshape(-1, x.size(-1)))
-        context = torch.stack([gru(own, past, *cell) for own, past in rows]).view(x.shape)
+        context = gru(x, context, *cell)
         sums.append(x + context)
     count = len(memory_norms)
     chosen = [sums[nearest_layer(number, count, blocks) - 1] for number in range(1, count + 1)]

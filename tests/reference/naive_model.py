@@ -170,8 +170,7 @@ def connections(layer, stack, number, count):
         return [lambda x, f, bottom, form=form: form(x, f) for form in forms]
     if stack.residual.name == "plain":
         return [lambda x, f, bottom: x + f] * count
-    forms = [equation(layer.residual, stack, number, index, index == count - 1) for index in range(count)]
-    return [lambda *tensors, form=form: naive_residuals.each_feature(form, *tensors) for form in forms]
+    return [equation(layer.residual, stack, number, index, index == count - 1) for index in range(count)]
 
 
 def equation(residual, stack, number, index, last):
@@ -187,12 +186,12 @@ def equation(residual, stack, number, index, last):
         "sdu": lambda: naive.plain,
         "b2t": lambda: naive.bottom_to_top(last),
         "peri": lambda: naive.peri(*residual.layer_norms[index].parameters()),
-        "layerscale": lambda: naive.layerscale(residual.weight[index]),
-        "completep": lambda: naive.completep(stack.layers, options.get("base", 1.0), options.get("alpha", 1.0)),
+        "layerscale": lambda: naive.weighted(residual.weight[index]),
+        "completep": lambda: naive.weighted((options.get("base", 1.0) / stack.layers) ** options.get("alpha", 1.0)),
         "layernorm-scaling": lambda: naive.plain,
         "mix-ln": lambda: naive.plain,
-        "prores": lambda: naive.prores(UPDATE, options.get("period", 1000), number, factor),
-        "branchnorm": lambda: naive.branchnorm(UPDATE, options.get("updates", 4000)),
+        "prores": lambda: naive.weighted(naive.grown(UPDATE, options.get("period", 1000) * number) * factor),
+        "branchnorm": lambda: naive.weighted(naive.grown(UPDATE, options.get("updates", 4000))),
     }[name]()
 
 

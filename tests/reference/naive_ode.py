@@ -2,6 +2,7 @@
 
 import torch
 
+from .naive_attention import sigmoid
 from .naive_dlcl import combine
 
 
@@ -26,13 +27,8 @@ def step(x, layer, method, identity=False, gate=None, scalars=None, alpha=None):
             return x + scalars[0] * f_1 + scalars[1] * f_2
         if method == "ema2":
             return x + alpha * (1 - alpha) * f_1 + alpha * f_2
-        y = torch.zeros_like(x)
-        for t in range(x.size(0)):
-            for b in range(x.size(1)):
-                both = torch.cat([f_1[t, b], f_2[t, b]])
-                g = 1 / (1 + torch.exp(-((gate[0][0] * both).sum() + gate[1][0])))
-                y[t, b] = x[t, b] + g * f_1[t, b] + (1 - g) * f_2[t, b]
-        return y
+        g = sigmoid(torch.cat([f_1, f_2], dim=-1) @ gate[0].T + gate[1])
+        return x + g * f_1 + (1 - g) * f_2
     if method in ("rk3", "ema3"):
         f_1 = change(x)
         f_2 = change(x + f_1 / 2)
@@ -51,7 +47,7 @@ def step(x, layer, method, identity=False, gate=None, scalars=None, alpha=None):
 
 
 def run_stack(y_0, layers, method, dlcl=None, **options):
-    """y_0 ... y_L of a stack of functions *layers*, and the stack's output before its final norm.
+    """Output of a stack of functions *layers*, before its final norm.
 
     dlcl: None for the plain stack, or (W, norms, pre_norm) as :func:`combine` takes them
     """
@@ -59,4 +55,4 @@ def run_stack(y_0, layers, method, dlcl=None, **options):
     for layer in layers:
         x = outputs[-1] if dlcl is None else combine(outputs, *dlcl)
         outputs.append(step(x, layer, method, **options))
-    return outputs, outputs[-1] if dlcl is None else combine(outputs, *dlcl)
+    return outputs[-1] if dlcl is None else combine(outputs, *dlcl)
