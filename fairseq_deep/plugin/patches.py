@@ -89,17 +89,13 @@ def _own_flags() -> set[str]:
     return {flag for action in own._actions for flag in action.option_strings}
 
 
-def _is_whole(value: Any) -> bool:
-    return torch.is_tensor(value) and not value.is_floating_point()
-
-
 _stock_ema_init = EMA.__init__
 
 
 def _ema_init(self, model, config, device=None, skip_keys=None):
-    """Copy whole numbers, such as indices of language tags, instead of averaging them."""
-    whole = {name for name, value in model.state_dict().items() if _is_whole(value)}
-    _stock_ema_init(self, model, config, device, {*(skip_keys or ()), *whole})
+    """Copy buffers, such as indices of language tags or BranchNorm's factor, instead of averaging them."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    _stock_ema_init(self, model, config, device, {*(skip_keys or ()), *(model.state_dict().keys() - parameters)})
 
 
 def fairseq_options() -> set[str]:
@@ -138,7 +134,7 @@ PATCHES = (
     Patch("fairseq.models.transformer:TransformerModel", "check_settings", staticmethod(check_settings),
           "fairseq loads weights into a model with the same shapes that computes another function"),
     Patch("fairseq.models.ema.ema:EMA", "__init__", _ema_init,
-          "--store-ema fails with whole numbers in a state dict, such as indices of language tags"),
+          "--store-ema averages buffers: it fails with indices of language tags, and BranchNorm's factor lags behind"),
     Patch("fairseq.tasks.translation:TranslationTask", "_inference_with_bleu", inference_with_bleu,
           "--eval-bleu uses sacreBLEU's 13a for all languages, which gives Chinese a BLEU of 0"),
     Patch("fairseq.trainer:Trainer", "load_checkpoint", load_checkpoint,

@@ -102,15 +102,17 @@ def test_attention_on_a_gpu_uses_torchs_own_kernels():
 
 
 @pytest.mark.parametrize("fp32", [False, True])
-def test_an_average_of_models_copies_whole_numbers(fp32):
-    """``--store-ema`` with tags of target languages, whose indices cannot decay."""
+def test_an_average_of_models_copies_buffers(fp32):
+    """``--store-ema`` with tags of target languages, whose indices cannot decay, and the factor of BranchNorm."""
     tagged = make_tagged_dictionary(20, 3)
-    model = build_architecture("transformer_prenorm_2l2l_tiny", tagged, language_norm=True)
+    model = build_architecture("transformer_postnorm_2l2l_tiny", tagged, language_norm=True, residual="branchnorm")
     ema = EMA(copy.deepcopy(model), EMAConfig(store_ema=True, ema_decay=0.5, ema_fp32=fp32))
     model.encoder.language_index.tags.fill_(7)
+    model.encoder.layers[0].residual.scale.fill_(1)
     with torch.no_grad():
         before = model.encoder.layers[0].fc1.weight.clone()
         model.encoder.layers[0].fc1.weight.add_(1)
     ema.step(model, 1)
     found = ema.get_model().encoder
-    assert found.language_index.tags.eq(7).all() and torch.allclose(found.layers[0].fc1.weight, before + 0.5)
+    assert found.language_index.tags.eq(7).all() and found.layers[0].residual.scale == 1
+    assert torch.allclose(found.layers[0].fc1.weight, before + 0.5)
