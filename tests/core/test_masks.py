@@ -45,10 +45,15 @@ def test_the_task_says_where_targets_are_padded_and_whether_it_aligns(dictionary
     assert not decoder_of(load_alignments=False).aligns
 
 
-def test_what_the_task_says_is_checked_on_a_gpu(dictionary):
-    masks.check_later(torch.tensor([True, True]), "wrong")
+def test_what_the_task_says_is_checked_on_a_gpu(monkeypatch):
+    class OfGpu(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(masks, "is_sync_free", lambda x: False)
+    right = torch.tensor([[False, True], [True, True]]).as_subclass(OfGpu)
+    assert masks.seen_padding(right, causal=True, on_right=True) is None
     with pytest.raises(RuntimeError):
-        masks.check_later(torch.tensor([True, False]), "wrong")
+        masks.seen_padding(right.flip(1), causal=True, on_right=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
