@@ -86,14 +86,17 @@ def test_half_precision_is_the_same_weights_rounded(dtype, dlcl, tmp_path):
     assert {value.dtype for key, value in again.items() if not key.endswith(EMPTY)} == {kind}
 
 
-def test_tied_tensors_are_stored_once_and_packages_of_one_checkpoint_are_alike(dictionary, tmp_path):
-    write_model(tmp_path, DLCL.removeprefix("transformer_"), (dictionary, dictionary), share_all_embeddings=True)
+@pytest.mark.parametrize("flag, owner", [
+    ("share_all_embeddings", "encoder"), ("share_decoder_input_output_embed", "decoder"),
+])  # fmt: skip
+def test_tied_tensors_are_stored_once_and_packages_of_one_checkpoint_are_alike(flag, owner, dictionary, tmp_path):
+    write_model(tmp_path, DLCL.removeprefix("transformer_"), (dictionary, dictionary), **{flag: True})
     for made in ("a/model", "b/model"):
         (tmp_path / made).parent.mkdir()
         assert package(tmp_path / "model.pt", tmp_path / made) == 0
     assert (tmp_path / "a/model/SHA256SUMS").read_text() == (tmp_path / "b/model/SHA256SUMS").read_text()
     stored = load_file(tmp_path / "a/model/model.safetensors")
     shaped = [key for key, value in stored.items() if value.shape == (VOCAB, 16)]
-    assert shaped == ["encoder.embed_tokens.weight"]
+    assert sorted(shaped) == sorted({"encoder.embed_tokens.weight", f"{owner}.embed_tokens.weight"})
     found = packaged.load(str(tmp_path / "a/model/model.safetensors")).tensors
-    assert found["decoder.output_projection.weight"] is found["encoder.embed_tokens.weight"]
+    assert found["decoder.output_projection.weight"] is found[f"{owner}.embed_tokens.weight"]
