@@ -94,8 +94,11 @@ _stock_ema_init = EMA.__init__
 
 def _ema_init(self, model, config, device=None, skip_keys=None):
     """Copy buffers, such as indices of language tags or BranchNorm's factor, instead of averaging them."""
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    _stock_ema_init(self, model, config, device, {*(skip_keys or ()), *(model.state_dict().keys() - parameters)})
+    # by memory, since names in a state dict are those of files
+    buffers = {buffer.data_ptr() for buffer in model.buffers() if buffer.numel()}
+    tensors = {name: value for name, value in model.state_dict().items() if torch.is_tensor(value)}
+    copied = {name for name, value in tensors.items() if value.data_ptr() in buffers}
+    _stock_ema_init(self, model, config, device, {*(skip_keys or ()), *copied})
 
 
 def fairseq_options() -> set[str]:

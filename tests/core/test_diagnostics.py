@@ -87,7 +87,7 @@ def test_ratios_of_every_sublayer_equal_the_papers_equations(name, flags, build,
         d_z = torch.autograd.grad(r, z, d_r, retain_graph=True)[0]
         assert got.variance == pytest.approx(float((centred**2).mean(-1)[words[side]].mean()), rel=1e-3), place
         assert got.beta_rc == pytest.approx(float(d_z.norm() / d_r.norm()), rel=1e-3), place
-        if model.encoder.layers[0].normalize_before:
+        if getattr(model, side).layers[got.layer - 1].normalize_before:
             assert got.beta_ln is None and got.beta == got.beta_rc, place
         else:
             assert got.beta_ln == pytest.approx(float(d_r.norm() / call["o"].grad.norm()), rel=1e-3), place
