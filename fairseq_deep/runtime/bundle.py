@@ -17,7 +17,7 @@ from .records import AGAIN, CHECKPOINTS, RERUN, RESULT, SEARCH, SEARCHED, STEPS,
 from .text import TextSteps, is_pieces
 
 DEFAULT_SEARCH = {"beam": 4, "lenpen": 0.6, "max_len_a": 1.0, "max_len_b": 50}  # if the experiment does not record it
-CODES = ("code", "bpecodes", "spm.model")  # subword-nmt (two names, as in fairseq's hub), SentencePiece
+CODES = ("code", "bpecodes", "spm.model", "sentencepiece.bpe.model")  # all but spm.model as in fairseq's hub
 
 
 @dataclasses.dataclass(frozen=True)

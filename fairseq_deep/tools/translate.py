@@ -65,7 +65,8 @@ def add_parts(parser: argparse.ArgumentParser) -> None:
     """Add the options of `find_bundle` for a single checkpoint."""
     add = parser.add_argument_group("settings of a single checkpoint").add_argument
     data = "directory with dict.SRC.txt and dict.TGT.txt (default: the checkpoint's)"
-    codes = "subword-nmt merges, or SentencePiece model (default: 'code', 'bpecodes' or 'spm.model')"
+    codes = "subword-nmt merges, or SentencePiece model "
+    codes += "(default: 'code', 'bpecodes', 'spm.model' or 'sentencepiece.bpe.model')"
     tokenizer = "tokenizer of raw text (default: moses; none with SentencePiece)"
     add("--data", metavar="DIR", help=data)
     add("--bpe-codes", metavar="FILE", help=codes)

@@ -188,6 +188,7 @@ def test_pieces_of_the_text_as_it_is_behind_the_tag_of_a_language(text, tmp_path
     assert len(pieces) <= 30 and not any({*"<2>"} & {*piece} for piece in pieces)
     assert [*map(steps.finish, got)] == [line.strip() for line in tagged]
     (out / "steps.json").unlink()  # as next to a checkpoint of fairseq: models of raw text
+    (out / "spm.model").rename(out / "sentencepiece.bpe.model")  # its name in fairseq's hub
     assert find_bundle(str(out / "model.pt")).tokenizer == "none"
     assert find_bundle(str(out / "model.pt"), tokenizer="moses").tokenizer == "moses"
     (out / "bad.model").write_text("no model")
