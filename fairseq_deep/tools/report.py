@@ -78,6 +78,8 @@ def gather(folder: str, count: int, generated: str | None = None) -> dict[str, A
     first = next(iter(runs.values()))
     command = _command(os.path.join(first, "train.sh"))
     if not command and (stored := results.by_system(results.read(folder))):
+        if generated:
+            raise UsageError(f"{folder} is a comparison, and its page shows no translations: omit --generate-output")
         return _compared(stored)
     if not command:
         raise UsageError(f"{folder} has no train.sh: give the directory of a recipe that has begun to train")
