@@ -245,7 +245,7 @@ TABLES = {
         for layers, suffix in (("3 + 3", "_3_3"), ("6 + 6", "_6"), ("12 + 12", "_12_12"))}),
     "twelve": lambda: of_runs("twelve", ["seeds", "parameters", "valid loss", "BLEU", "BLEU, reporting half"], {
         "CompleteP": "completep", "DLCL": "dlcl", "depth-wise LSTM": "lstm", "plain pre-norm": "pre",
-        "post-norm, DS-Init, rate 0.001": "ds"}),
+        "post-norm, DS-Init, rate 0.0005": "ds"}),
     "post-norm": lambda: of_runs("ds-init-one-stack", ["parameters", "valid loss", "BLEU", "source gain"], {
         "DS-Init in both stacks": "ds_12", "the same, merged attention": "matt_ds_12",
         "merged attention, DS-Init in the encoder, clipped": "matt_ds_encoder_12_clipped",
