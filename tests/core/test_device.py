@@ -1,9 +1,8 @@
 """Every method on a device, in training, evaluation and decoding: nothing waits for it; numbers of kernels.
 
-Tensors on ``meta`` stand for a GPU's: they have no values, so whatever the host wants to know of them fails or is
-counted, and operations take no others beside them. ``benchmarks/gpu_check.py`` compares values on a real device. An
-operation of ATen that is no view and no question of the host counts as one kernel; Triton's kernels, which replace some
-of them on a GPU, do not run here.
+Tensors on ``meta`` stand for a GPU's. They have no values: `Kernels` counts conditions on them, and any other read or
+mix of devices fails. ``benchmarks/gpu_check.py`` compares values on a real device. An operation of ATen counts as one
+kernel, unless it is a view or a condition. Triton's kernels, which replace some of them on a GPU, do not run here.
 """
 
 import pytest

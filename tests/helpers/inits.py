@@ -36,7 +36,7 @@ CASES = named(
         *((POSTNORM, {"encoder_layers": 2, "decoder_layers": 3, **flags}) for flags in RULES),
         (DLCL, {"deep_init": "depth-scaled"}),
         (LSTM, {"lstm_forget_bias": 2.0}),
-    *((LSTM, {"lstm_share": "gate-encdec", f"{side}_deep_init": "lipschitz"}) for side in SIDES),
+        *((LSTM, {"lstm_share": "gate-encdec", f"{side}_deep_init": "lipschitz"}) for side in SIDES),
     ]
 )
 

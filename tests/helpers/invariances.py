@@ -9,6 +9,7 @@ import copy
 import torch
 
 from fairseq_deep.core.aggregators.routing import EmRouting
+from fairseq_deep.core.norms import normalise
 from tests.helpers.models import make_batch
 from tests.helpers.tensors import tensors_on_modules
 
@@ -113,18 +114,31 @@ def activation_checkpointing_changes_nothing(make, dictionary):
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
-def hidden_states_are_those_of_all_layers(make, dictionary):
-    """From the embedding to the last layer, each like the output."""
-    (source, lengths, target), model = make_batch(dictionary), make().eval()
+def hidden_states_lead_from_the_embedding_to_the_output(make, dictionary):
+    """The last is the output before final norms or, where a sum over layers follows, the output of the last layer.
+
+    Unless a layer gives more than a state: Luna's packed sequence, or several evaluations.
+    """
+    (source, lengths, target), model, returned = make_batch(dictionary), make().eval(), {}
+    for stack in (model.encoder, model.decoder):
+        stack.layers[-1].register_forward_hook(lambda _, args, output, stack=stack: returned.update({stack: output[0]}))
     with torch.no_grad():
         encoded = model.encoder(source, lengths, return_all_hiddens=True)
         features, extra = model.decoder.extract_features(target, encoder_out=encoded)
+    languages = encoded.get("languages", [None])[0]
     for stack, states, output in (
         (model.encoder, encoded["encoder_states"], encoded["encoder_out"][0]),
         (model.decoder, extra["inner_states"], features.transpose(0, 1)),
     ):
         assert len(states) == len(stack.layers) // stack.modules_per_layer + 1
-        assert all(state.shape == output.shape and state.isfinite().all() for state in states)
+        assert all(state.shape == output.shape for state in states)
+        last, normalised = returned[stack], states[-1]
+        for norm in (getattr(stack.aggregator, "final_norm", None), stack.layer_norm):
+            normalised = normalised if norm is None else normalise(norm, normalised, languages)
+        if languages is not None and getattr(stack, "language_transform", None) is not None:
+            normalised = stack.language_transform(normalised, languages)
+        if last.shape == output.shape and stack.aggregator.num_evaluations == 1:
+            assert torch.allclose(normalised, output, **NEAR) or torch.equal(states[-1], last)
 
 
 def lower_precision_is_finite_and_near(make, dictionary):
@@ -171,7 +185,7 @@ INVARIANCES = {
         steps_of_decoding_equal_whole_sentences,
         padding_and_batch_composition_change_nothing,
         activation_checkpointing_changes_nothing,
-        hidden_states_are_those_of_all_layers,
+        hidden_states_lead_from_the_embedding_to_the_output,
         lower_precision_is_finite_and_near,
     )
 }

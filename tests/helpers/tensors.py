@@ -44,8 +44,8 @@ def saved_bytes(function, own=()):
 class Kernels(TorchDispatchMode):
     """Operations on the device of the tensors, where ``meta`` stands for a GPU.
 
-    Tensors on ``meta`` have no values: whoever reads them fails, and questions are answered by "yes". An operation of
-    tensors on the CPU and on ``meta`` fails, unless it copies.
+    Tensors on ``meta`` have no values. Reading one fails, and a condition on one is counted and true. An operation that
+    mixes tensors on the CPU and on ``meta`` fails, unless it copies.
 
     Attributes:
         names: those that are more than views of a tensor

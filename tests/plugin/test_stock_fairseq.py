@@ -125,6 +125,8 @@ def test_hidden_states_and_attention_are_fairseqs(twins, dictionary):
     extras = [m.decoder(target, encoder_out=out)[1] for m, out in zip((stock, model), encoded)]
     torch.testing.assert_close(extras[1]["attn"][0][words], extras[0]["attn"][0][words])
     assert len(extras[1]["inner_states"]) == 7
+    for expected, actual in zip(*(extra["inner_states"] for extra in extras)):
+        torch.testing.assert_close(actual[words.T], expected[words.T])
 
 
 @pytest.mark.parametrize("shared", ["share_decoder_input_output_embed", "share_all_embeddings"])
