@@ -57,6 +57,8 @@ stops() {
 }
 stops $'$$\n\\frac{a}\n$$' 'mfrac has 1 of 2 arguments'
 # shellcheck disable=SC2016 # LaTeX
-stops 'Let $\foo$ be.' 'unknown command'
+for broken in '\foo|unknown command' 'a & b|requires an environment' '\boldsymbol{x}|is not supported'; do
+  stops "Let \$${broken%|*}\$ be." "${broken#*|}"
+done
 stops '[text](missing.md)' 'missing.md'
 echo "build/site: $(find build/site -name index.html | wc -l) pages"

@@ -1,11 +1,9 @@
 """The family tree and the map of methods, docs/methods/README.md, have every method."""
 
-import argparse
 import importlib.util
 import json
 import re
 
-from fairseq_deep.core import layer_options
 from fairseq_deep.core.description import AXES
 from tests.helpers.paths import ROOT
 from tests.helpers.renew import MAP, with_rows
@@ -28,22 +26,6 @@ def test_every_method_is_there():
 def test_the_map_of_methods_has_every_method():
     page = MAP.read_text(encoding="utf-8")
     assert with_rows(page) == page, "run python -m tests.helpers.renew"
-
-
-def test_every_option_of_layers_is_there():
-    parser = argparse.ArgumentParser(add_help=False)
-    layer_options.add_args(parser)
-    known = {action.option_strings[0] for action in parser._actions}
-    shown = {flag for method in RECORD["methods"] if method["lane"] == "inside" for flag in method["flags"]}
-    assert known - shown == {"--relative-values", "--num-languages"}  # options of these methods
-    assert shown <= known
-
-
-def test_arrows_lead_to_later_or_equal_years_and_boxes_do_not_overlap():
-    for method in METHODS.values():
-        assert all(METHODS[parent]["year"] <= method["year"] for parent in method["from"])
-    places = [(method["lane"], method["row"], method["year"]) for method in METHODS.values()]
-    assert len({*places}) == len(places)
 
 
 def test_the_picture_is_of_these_methods():

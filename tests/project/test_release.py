@@ -1,45 +1,43 @@
-"""One release: the version of the package, the newest one of CHANGELOG.md, CITATION.cff and the workflow by tag."""
+"""One release: its version in all places, and the Pythons, systems and fairseq of its wheels."""
 
 import re
+import tomllib
 
 import pytest
 import yaml
 
 import fairseq_deep
-from tests.helpers.docs import prose, sentences, words
 from tests.helpers.paths import ROOT
 
-KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
-"""The headings of Keep a Changelog 1.1, in its order."""
-WORDS = 25
+
+def read(path):
+    return (ROOT / path).read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def changelog():
-    return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads(read("pyproject.toml"))["project"]
 
 
-def test_the_version_and_its_date_are_the_same_everywhere(changelog):
-    newest = re.findall(r"(?m)^## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d{2}-\d{2})$", changelog)[0]
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+def test_the_version_and_its_date_are_the_same_everywhere():
+    newest = re.findall(r"(?m)^## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d{2}-\d{2})$", read("CHANGELOG.md"))[0]
+    citation = yaml.safe_load(read("CITATION.cff"))
     assert newest == (fairseq_deep.__version__, str(citation["date-released"]))
     assert str(citation["version"]) == fairseq_deep.__version__
-    install = (ROOT / "docs/install.md").read_text(encoding="utf-8")
-    assert f"expanded_assets/v{fairseq_deep.__version__}" in install
+    assert f"expanded_assets/v{fairseq_deep.__version__}" in read("docs/install.md")
 
 
-def test_changelog_keeps_the_format(changelog):
-    names = re.findall(r"(?m)^## (.*)$", changelog)
-    assert names[0] == "[Unreleased]"
-    assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d{2}-\d{2}", name) for name in names[1:])
-    versions = [name.partition("]")[0][1:] for name in names]
-    assert re.findall(r"(?m)^\[(.*)\]: https://", changelog) == versions
-    for section in changelog.split("\n## ")[1:]:
-        kinds = re.findall(r"(?m)^### (.*)$", section)
-        assert kinds == [kind for kind in KINDS if kind in kinds]
+def test_every_supported_python_is_built_and_the_ends_are_checked():
+    workflow = ROOT / ".github/workflows/wheels.yml"
+    if not workflow.exists():
+        pytest.skip("a source distribution has no workflows")
+    jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]
+    built, checked = (jobs[name]["strategy"]["matrix"] for name in ("fairseq", "check"))
+    pythons = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    settings = tomllib.loads(read("third_party/fairseq/pyproject.toml"))["tool"]["cibuildwheel"]
+    assert settings["build"] == [f"cp{release.replace('.', '')}-*" for release in pythons]
+    assert checked == {"os": built["os"], "python": [pythons[0], pythons[-1]]}
 
 
-def test_changelog_has_short_entries(changelog):
-    entries = [text for text in prose(changelog.replace("[docs]", "")) if not text.startswith("[")]
-    assert len(entries) > 100
-    assert not [text for entry in entries for text in sentences(entry) if words(text) > WORDS]
+def test_the_extra_takes_no_fairseq_but_ours():
+    patch = read("third_party/fairseq/patches/1-present-releases.patch")
+    build = re.search(r"write_version_py\(\) \+ \"(\+deep\d+)\"", patch)[1]
+    assert f"fairseq==0.12.2{build}" in PROJECT["optional-dependencies"]["train"]
