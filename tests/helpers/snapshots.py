@@ -1,56 +1,32 @@
 """Outputs of the commands as text files in ``tests/snapshots``, and the initial values of all methods.
 
-``python -m tests.helpers.snapshots`` renews the files; read their difference before committing it.
+``python -m tests.helpers.snapshots`` renews the files; read their difference before committing it. A line of a
+``plan_*.txt`` with a $ is a command, whose plan follows; to add a plan, write such a line.
 """
 
 import argparse
 import contextlib
 import io
-import os
 import re
 import shlex
 import sys
 from functools import partial
-from pathlib import Path
-from unittest import mock
 
 from fairseq_deep import cli
 from fairseq_deep.plugin.architectures import build_architecture
-from fairseq_deep.recipes import driver
 from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe
 from tests.helpers.inits import CASES, initial_values
 from tests.helpers.methods import LANGUAGES, METHODS, OPTIONS
 from tests.helpers.models import POSTNORM, PRENORM, VOCAB, make_tagged_dictionary, tiny_flags
 from tests.helpers.paths import ROOT
+from tests.helpers.recipes import driven
 
 FOLDER = ROOT / "tests/snapshots"
 EXP = "/nowhere/at/all"
 MACHINE = ((re.escape(str(ROOT)), "ROOT"), (EXP, "EXP"), (r"[\d,.]+ GB free", "N GB free"),
            (r"--workers \d+", "--workers N"), (r"(--python \| 3.X \|  \|) [\d.]+", r"\1 N"))  # fmt: skip
 """What depends on the machine, and its replacement."""
-VARIANTS = """
---ngpu 4
---ngpu 1
---ngpu 0
---max-tokens 2048
---ngpu 3 --force-batch true
---nnodes 2 --node-rank 0 --master h:1234
---conf ds_matt_12l12l --ngpu 0 --decode-precision int8
---average-updates 1500 --average 4
---seeds 4,7
---source-lang de --target-lang en
---arch transformer_lipschitz_18l18l
---arch transformer_dlcl_30l
---arch transformer_dlcl_40l -- --deep-init ds
---conf dlcl_30l --seed 3 --beam 9 -- --lr 1e-3 --adam-betas '(0.9, 0.9)'
--- --stop-time-hours .5
--- --max-update 0 --max-epoch 10
--- --max-update 0 --max-epoch 0
---ngpu 0 --max-tokens 4096 --batch-tokens 4096 -- --max-update 20
---ngpu 0 --max-tokens 4096 --batch-tokens 4096 -- --max-update 3000
-""".strip().splitlines()
-"""Options of a recipe that change its plan."""
 
 
 def papers():
@@ -67,28 +43,12 @@ def claims():
         yield re.sub(r" --exp \S+", "", command).replace("--data DIR", "--demo --ngpu 1")
 
 
-def configurations():
-    """A command for each recipe's defaults, conf file and comparison."""
-    yield "./run_wmt16_ende.sh --demo --ngpu 1"
-    for script in [ROOT / "run_wmt16_ende.sh", *sorted((ROOT / "examples").glob("*/run.sh"))]:
-        task = re.search(r'/start\.sh" recipe/(\w+)', script.read_text(encoding="utf-8"))
-        if task:
-            command = f"{script.relative_to(ROOT)} --ngpu 1 --force-batch true"
-            confs = sorted((ROOT / "examples" / task[1] / "conf").glob("*.args"))
-            yield from (command, *(f"{command} --conf {conf.stem}" for conf in confs))
-    yield "examples/compare/run.sh --demo --ngpu 1 --systems examples/compare/modern.txt --seeds 3"
-    yield "examples/compare/run.sh --demo --ngpu 1 --depths 6,12,24 --tune lr prenorm_6l 'fixed=dlcl_6l --dlcl-fixed'"
-
-
 def plan(command):
     """The output of a dry run, or its error."""
     program, *words = shlex.split(command)
-    words = ["--dry-run", "--exp", EXP, *([] if "--ngpu" in words else ["--ngpu", "8"]), *words]
-    kind = re.search(r'/start\.sh" (\S+)', (ROOT / program).read_text(encoding="utf-8"))[1]
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), mock.patch.dict(os.environ):
-        assert driver.main([kind, str(ROOT / program), *words]) in (0, 2), said.getvalue()
-    return f"$ {command}\n{said.getvalue()}"
+    done = driven(ROOT / program, "--dry-run", "--exp", EXP, *([] if "--ngpu" in words else ["--ngpu", "8"]), *words)
+    assert done.returncode in (0, 2), done
+    return f"$ {command}\n{done.stdout}{done.stderr}"
 
 
 def arguments(parser, name):
@@ -143,16 +103,15 @@ def initial():
     return "\n".join(lines)
 
 
+def plans(path):
+    """The plan of each command in a file, whose lines with a $ are the commands."""
+    return "\n".join(map(plan, re.findall(r"(?m)^\$ (.*)", path.read_text(encoding="utf-8"))))
+
+
 def cases():
     """{name of the file: function that makes its text}."""
-    by_recipe = {}
-    for command in dict.fromkeys([*configurations(), *papers()]):
-        by_recipe.setdefault(Path(command.split()[0]).parent.name or "wmt16_ende", []).append(command)
-    by_recipe.update(claims=list(claims()), variants=[f"./run_wmt16_ende.sh {each}" for each in VARIANTS])
-    plans = {f"plan_{name}": partial(lambda group: "\n".join(map(plan, group)), group)
-             for name, group in by_recipe.items()}  # fmt: skip
     return {
-        **plans,
+        **{path.stem: partial(plans, path) for path in FOLDER.glob("plan_*.txt")},
         "help": helps,
         "initial": initial,
         "flags": partial(output, "flags"),
@@ -170,8 +129,6 @@ def text_of(make):
 
 def write():
     """Renew all files."""
-    for old in FOLDER.glob("*.txt"):
-        old.unlink()
     for name, make in cases().items():
         (FOLDER / f"{name}.txt").write_text(text_of(make), encoding="utf-8")
 
