@@ -17,8 +17,8 @@ from fairseq_deep import cli
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.runtime import Translator, find_bundle, read_stored, text
 from fairseq_deep.runtime.loading import languages_of
-from tests.helpers import forkserver
 from tests.helpers.commands import BIN, run
+from tests.helpers.forkserver import in_fork
 from tests.helpers.tools import GENERATE
 
 POSITIONS = 24  # of the model of the fixture "trained"
@@ -167,7 +167,7 @@ def test_the_case_is_folded_where_it_was_in_training(alone, translate, tmp_path)
 
 
 def test_a_process_that_stays_answers_each_line(trained):
-    words = [sys.executable, "-I", forkserver.__file__, "call", forkserver.server().path, "fairseq-deep", "translate"]
+    words = in_fork(["fairseq-deep", "translate"])
     child = subprocess.Popen([*words, trained, "--line-by-line", "--cpu"], stdin=subprocess.PIPE, text=True,
                              stdout=subprocess.PIPE, encoding="utf-8")  # fmt: skip
     answers = []

@@ -3,56 +3,60 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.helpers.forkserver import BIN, SCRIPTS, server_of
+import torch
+from fairseq import checkpoint_utils
+from fairseq.safe_nodes import free_port
+
+from tests.helpers.forkserver import BIN, SCRIPTS, in_fork
 from tests.helpers.paths import PACKAGE
 
 
-def run(*command, stdin=None, check=True, cwd=None, real=False, prepare=None, processes=1):
+def run(*command, stdin="", check=True, cwd=None, env=None, real=False, prepare=None, processes=1):
     """Run a console script of this environment with one thread; on failure, show what it printed.
 
     The ended process that it returns has all output as ``text``. The command runs in a fork of a process that has
     imported what it needs; *real* starts it as a user does. *prepare*: "module:function" and its arguments, called
-    there before it. *processes*: of a training, that many, with their places in the environment as torchrun gives
-    them, and all that they printed.
+    there before it. *processes*: of a training, that many; see :func:`run_together`.
     """
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
     line = [str(part) for part in command]
     if line[0] == sys.executable and not real:
         line[0] = "python3"
+    if line[0] in (*SCRIPTS, "python3") and not real:
+        line = in_fork(line)
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "PREPARE": json.dumps(prepare),
+        **(env or {}),
+    }
+    env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
     if processes > 1:
-        done = run_together(line, env, processes)
-    elif line[0] in (*SCRIPTS, "python3") and not real:
-        done = server_of(line).call(line, stdin, cwd, env, prepare)
+        done = run_together(command, processes)
     else:
-        done = subprocess.run(line, input=stdin, capture_output=True, text=True, env=env, timeout=300, cwd=cwd)
+        done = subprocess.run(line, input=stdin, capture_output=True, text=True, errors="replace", env=env, cwd=cwd)
     done.text = done.stdout + done.stderr
     if check and done.returncode:
         raise AssertionError(f"{' '.join(line)} exited {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return done
 
 
-def run_together(line, env, processes):
-    """The ended processes of one training as one: the largest status, and all output."""
-    with socket.socket() as opened:
-        opened.bind(("localhost", 0))
-        port = opened.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
-    call = server_of(line).call  # made before there are threads
+def run_together(command, processes):
+    """The ended processes of one training, placed as by torchrun, as one: the largest status, and all output."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
 
     def start(rank):
-        return call(line, environment={**env, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        return run(*command, check=False, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
 
     with ThreadPoolExecutor(processes) as pool:
         done = list(pool.map(start, range(processes)))
     status = max((each.returncode for each in done), key=abs)
     out, err = ("".join(getattr(each, stream) for each in done) for stream in ("stdout", "stderr"))
-    return subprocess.CompletedProcess(line, status, out, err)
+    return subprocess.CompletedProcess(command, status, out, err)
 
 
 def without_plugin():
@@ -126,15 +130,11 @@ def losses(log):
 
 def saved(folder, name="checkpoint_last.pt"):
     """A checkpoint, as fairseq stores it."""
-    import torch  # not in the processes that only start commands
-
     return torch.load(folder / name, weights_only=False)
 
 
 def load_trained(path):
     """Models, settings and task of the checkpoint at *path*, with the data that its training had."""
-    from fairseq import checkpoint_utils  # not in the processes that only start commands
-
     data = saved(path.parent, path.name)["cfg"]["task"]["data"]
     return checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides={"data": data})
 

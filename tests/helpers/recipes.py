@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from fairseq_deep.recipes import driver
-from tests.helpers.forkserver import SCRIPTS, server
+from tests.helpers.forkserver import SCRIPTS, stand_in
 from tests.helpers.paths import ROOT
 
 MAIN = ROOT / "run_wmt16_ende.sh"
@@ -159,12 +159,12 @@ def make_real(tools, train=""):
     """
     for name in SCRIPTS:
         more = f'set -- "$@" {train}\n' if train and name == "fairseq-train" else ""
-        write_program(tools / name, f"{more}[[ $1 != doctor ]] || exit 0\n{server().stand_in(name)}")
+        write_program(tools / name, f"{more}[[ $1 != doctor ]] || exit 0\n{stand_in(name)}")
 
 
 def fork_drivers(tools):
     """Let drivers, which import fairseq, run in forks: none is killed."""
-    driver = f"[[ $1 != */recipes/__main__.py ]] || {server().stand_in('python3')}"
+    driver = f"[[ $1 != */recipes/__main__.py ]] || {stand_in('python3')}"
     write_program(tools / "python3", f'{driver}\nexec {sys.executable} "$@"')
 
 

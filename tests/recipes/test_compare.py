@@ -12,7 +12,7 @@ from fairseq_deep.recipes.compare import options
 from fairseq_deep.recipes.record import write_json
 from fairseq_deep.tools.results import by_system, read
 from tests.helpers import recipes
-from tests.helpers.forkserver import server
+from tests.helpers.forkserver import stand_in
 from tests.helpers.paths import ROOT
 
 SCRIPT = ROOT / "examples/compare/run.sh"
@@ -47,14 +47,14 @@ def stubs(stubs, tools):
 
 def make_real(tools, name, condition="true"):
     """Let *name* be the real program where *condition* holds; its calls are recorded all the same."""
-    call = f'echo "{name} $*" >>"$CALLS"; {server().stand_in(name)}'
+    call = f'echo "{name} $*" >>"$CALLS"; {stand_in(name)}'
     recipes.write_program(tools / name, f"if {condition}; then {call}; fi\n{STUB}")
 
 
 def make_slow(tools):
     """Let fairseq-train save a checkpoint and then hang, while a file says so."""
     path = tools / "fairseq-train"
-    hang = f'({server().stand_in("fairseq-train")} --max-update 2) && echo $$ >"$CALLS.hanging" && exec sleep 300'
+    hang = f'({stand_in("fairseq-train")} --max-update 2) && echo $$ >"$CALLS.hanging" && exec sleep 300'
     recipes.write_program(path, f"if [[ -e $CALLS.pause ]]; then {{ {hang}; }}; exit; fi\n{path.read_text()}")
 
 

@@ -15,8 +15,7 @@ import torch
 from fairseq import safe_nodes
 
 from tests.helpers import recipes
-from tests.helpers.commands import losses, train_command
-from tests.helpers.forkserver import server
+from tests.helpers.commands import losses, run, train_command
 from tests.helpers.recipes import MAIN, environment
 
 WORDS = """
@@ -116,7 +115,7 @@ def test_two_machines_train_as_one_process_and_one_that_dies_ends_both(programs,
     words = shlex.split((exp / "train.sh").read_text())
     for flag, value in (("--update-freq", "2"), ("--save-dir", str(tmp_path / "one"))):
         words[words.index(flag) + 1] = value
-    done = server().call(words)
+    done = run(*words, check=False)
     alone = losses(done.stdout)
     assert done.returncode == 0, done.stderr
     assert len(alone) >= 12 and found == pytest.approx(alone, abs=2e-3)
@@ -132,7 +131,7 @@ def ranks(small, folder, *differences):
     def start(rank):
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
         words = train_command(small, folder, "--distributed-backend", "gloo", "--num-workers", "0", *differences[rank])
-        done = server().call([str(word) for word in words], environment={**os.environ, **place, "OMP_NUM_THREADS": "1"})
+        done = run(*words, check=False, env=place)
         found[rank] = done.returncode, (done.stdout + done.stderr).strip().splitlines()[-1]
         assert "Traceback" not in done.stdout + done.stderr and losses(done.stdout) == {}
 
@@ -186,8 +185,7 @@ class TestFacts:
 
 def start(small, folder, *flags, **place):
     """Status and last line of one process."""
-    words = [str(word) for word in train_command(small, folder, "--num-workers", "0", *flags)]
-    done = server().call(words, environment={**os.environ, **place, "OMP_NUM_THREADS": "1"})
+    done = run(*train_command(small, folder, "--num-workers", "0", *flags), check=False, env=place)
     assert "Traceback" not in done.stdout + done.stderr, done.stderr[-2000:]
     return done.returncode, (done.stdout + done.stderr).strip().splitlines()[-1]
 

@@ -15,7 +15,7 @@ import torch
 from fairseq import safe_save, safe_stop
 
 from tests.helpers.commands import BIN, PACKAGE, losses, run, train_command
-from tests.helpers.forkserver import server
+from tests.helpers.forkserver import stand_in
 from tests.helpers.recipes import write_program
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150")
@@ -187,9 +187,9 @@ def workers_of(pid):
 
 
 def in_forks(folder, command):
-    """*command*, a training, as a program in *folder* that hands its signals on to a fork; see ``forkserver.py``."""
+    """*command*, a training, as a program in *folder* that hands its signals on to a fork; see ``in_fork.py``."""
     program = folder / "fairseq-train"
-    write_program(program, server().stand_in("fairseq-train"))
+    write_program(program, stand_in("fairseq-train"))
     return [program, *command[1:]]
 
 

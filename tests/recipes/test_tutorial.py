@@ -10,7 +10,7 @@ import torch
 
 from fairseq_deep.cli import main as fairseq_deep_command
 from fairseq_deep.tools.results import read
-from tests.helpers.forkserver import server
+from tests.helpers.forkserver import stand_in
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import WORDS, environment, fork_drivers, lines, make_real, write_program
 
@@ -42,7 +42,7 @@ def work(tools, tmp_path):
     """A folder with blanks, as a clone has what the page takes from it."""
     make_real(tools, train=SMALL)
     fork_drivers(tools)
-    write_program(tools / "forked-python", server().stand_in("python3"))
+    write_program(tools / "forked-python", stand_in("python3"))
     write_program(tools / "shuf", "exec cat")  # the pair without a source, which sort puts first, is a test sentence
     folder = tmp_path / "my work"
     folder.mkdir()
