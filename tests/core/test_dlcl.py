@@ -1,10 +1,8 @@
-"""DLCL: initial weights, when it is a plain stack, window.
+"""DLCL: when it is a plain stack, window.
 
 Its equations are proven in ``test_aggregators.py``, with LayerDrop in ``test_layer_drop.py``, checkpoint keys in
 ``tests/plugin/test_golden.py`` and ``test_legacy.py``.
 """
-
-import itertools
 
 import pytest
 import torch
@@ -13,17 +11,6 @@ from fairseq_deep.core.aggregators.dlcl import Dlcl
 from fairseq_deep.core.stack import Stack
 
 T, B, C, L = 7, 3, 12, 5
-
-
-@pytest.mark.parametrize("init", ["avg", "one", "last"])
-@pytest.mark.parametrize("window", [None, 1, 3, L + 1, L + 5])
-def test_initial_weights(init, window):
-    weight = Dlcl(Stack(L, C, True), init=init, window=window).weight
-    for row, column in itertools.product(range(L + 1), repeat=2):
-        inside = column <= row and (window is None or column > row - window)
-        size = min(row + 1, window or row + 1)
-        value = {"avg": 1 / size, "one": 1.0, "last": float(row == column)}[init]
-        assert weight[row, column].item() == pytest.approx(value if inside else 0.0)
 
 
 @pytest.mark.parametrize("weight_type", ["scalar", "scalar_3", "vector"])

@@ -4,7 +4,6 @@ Those of all methods and rules are in ``tests/snapshots/initial.txt``, the equat
 """
 
 import pytest
-import torch
 
 from fairseq_deep.core.inits import INITS
 from fairseq_deep.core.inits import MatrixLocation as Place
@@ -14,8 +13,7 @@ from fairseq_deep.core.inits.ds import DepthScaled
 from fairseq_deep.core.inits.tfixup import TFixup
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
-from tests.helpers.inits import CASES, SIDES, initial_values
-from tests.helpers.methods import METHODS, OPTIONS
+from tests.helpers.inits import SIDES, initial_values
 from tests.helpers.models import POSTNORM as POST
 
 C = 16
@@ -27,19 +25,6 @@ DEPTH = {"encoder_layers": 2, "decoder_layers": 3}
 def make(build):
     """make(arch, **flags): a narrow model, and the initial values of its parameters by name."""
     return lambda arch, **flags: initial_values(lambda: build(arch, **flags))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_biases_and_vectors_of_padding_are_zero(case, make):
-    """Of all rules but fairseq's own, and learned gates'."""
-    arch, flags = CASES[case]
-    model, values = make(arch, **flags)
-    for stack in (model.encoder, model.decoder):
-        tables = [stack.embed_tokens, *[stack.embed_positions] * isinstance(stack.embed_positions, torch.nn.Embedding)]
-        assert not any(table.weight[table.padding_idx].any() for table in tables)
-    if flags.get("deep_init", "fairseq") != "fairseq":
-        biases = {name: value for name, value in values.items() if ".layers." in name and name.endswith("bias")}
-        assert biases and {*biases.values()} == {(0.0,)}, biases
 
 
 @pytest.mark.parametrize("side, other", [SIDES, SIDES[::-1]])
@@ -90,38 +75,6 @@ def test_pretrained_embeddings_stay(sides, build, dictionary, tmp_path):
         weight = getattr(model, side).embed_tokens.weight
         assert bool((weight[dictionary.nspecial :] == 7.0).all()) == (side in sides)
         assert float(getattr(model, side).layers[0].fc1.bias.abs().max()) == 0.0
-
-
-@pytest.mark.parametrize("method", INITIALISATIONS)
-def test_aggregators_keep_their_start_and_the_seed_decides(method, make):
-    name, made = POST if method in ("tfixup", "rezero") else "transformer_dlcl_postnorm_6l", []
-    for seed, init in ((3, method), (4, method), (3, method), (3, None)):
-        torch.manual_seed(seed)
-        made.append(make(name, **DEPTH, **({"deep_init": init} if init else {})))
-    (first, values), (other, _), (again, _), (plain, usual) = made
-    for key, value in first.named_parameters():
-        assert torch.equal(value, again.get_parameter(key)), key
-        assert values[key][0] not in ("uniform", "normal") or not torch.equal(value, other.get_parameter(key)), key
-        assert ".aggregator." not in key or values[key] == usual[key], key
-        assert method != "fairseq" or torch.equal(value, plain.get_parameter(key)), key
-
-
-BETWEEN = {case: row for case, row in {**METHODS, **OPTIONS}.items()
-           if {"layer_agg", "decoder_memory"} & {*row[1]} and "luna" not in case}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", BETWEEN)
-def test_lipschitz_fills_the_matrices_of_what_connects_layers_and_nothing_else(case, make):
-    """Gates of a depth-wise LSTM are one matrix each; a memory keeps its start."""
-    name, flags = BETWEEN[case]
-    (_, plain), (model, filled) = (make(name, **flags, deep_init=init) for init in ("fairseq", "lipschitz"))
-    for stack in (model.encoder, model.decoder):
-        bounds = {matrix.untyped_storage().data_ptr(): matrix.size(1) ** -0.5 for matrix in stack.aggregator.matrices()}
-        for key, value in stack.named_parameters():
-            full = f"{stack.stack.side}.{key}"
-            if key.startswith(("aggregator.", "memory.")) and full in filled:
-                bound = bounds.get(value.untyped_storage().data_ptr())
-                assert filled[full] == (plain[full] if bound is None else ("uniform", pytest.approx(bound))), full
 
 
 @pytest.mark.parametrize("method", INITIALISATIONS)

@@ -1,4 +1,4 @@
-"""LaLT and LaLN: the language of a sentence, memory, counts, refusals.
+"""LaLT and LaLN: the language of a sentence, memory, refusals.
 
 Their equations are proven in ``test_whole_models.py``, what must hold for all models in ``test_methods.py``.
 """
@@ -8,7 +8,6 @@ import argparse
 import pytest
 from fairseq.data import Dictionary
 
-from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.language_tags import tag_indices
 from fairseq_deep.core.languages import LanguageIndex
 from fairseq_deep.core.registry import UsageError
@@ -16,7 +15,7 @@ from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.runtime.dictionary import Dictionary as RuntimeDictionary
 from fairseq_deep.runtime.model import untrained
 from tests.helpers.methods import LALN, LALT, LANGUAGES
-from tests.helpers.models import PRENORM, make_batch, make_tagged_dictionary, size_of, tiny_flags
+from tests.helpers.models import PRENORM, make_batch, tiny_flags
 from tests.helpers.tensors import saved_bytes
 
 
@@ -59,15 +58,6 @@ def test_recomputation_keeps_no_copies_of_the_matrices(build, dictionary):
         model = build(name, **flags, checkpoint_activations=recompute).train()
         kept[recompute] = saved_bytes(lambda model=model: model(*batch), model.parameters())
     assert kept[False] - kept[True] > 4 * 16 * 16 * 4
-
-
-def test_the_papers_models_have_so_many_parameters_more():
-    """100 languages of OPUS-100: rows of 24 norms (12 + 12 with merged attention), and a matrix for each language."""
-    tags, flags = make_tagged_dictionary(200, 100), {"decoder_attn": "merged", "share_all_embeddings": True}
-    with skip_initialisation():
-        plain, norms, transform = (size_of(build_architecture("transformer_postnorm_6l", tags, **flags, **more))
-                                   for more in ({}, LALN, LALT))  # fmt: skip
-    assert (norms - plain, transform - plain) == (24 * 2 * 512 * 100, 101 * 512**2)
 
 
 def test_a_model_without_languages_is_refused():

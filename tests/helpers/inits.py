@@ -7,7 +7,7 @@ import torch
 
 from fairseq_deep.core.inits import INITS
 from tests.helpers.decoder_attention import KINDS, LUNA
-from tests.helpers.methods import DLCL, LSTM, named
+from tests.helpers.methods import DLCL, LSTM, METHODS, named
 from tests.helpers.models import POSTNORM
 
 SIDES = ("encoder", "decoder")
@@ -28,17 +28,19 @@ RULES = [
     *({"deep_init": method, **KINDS[kind]} for method in ("deepnet", "tfixup") for kind in ("average-ffn", "ssru")),
     *({"deep_init": "depth-scaled", "depth_scaled_kind": "gpt2", **KINDS[kind]} for kind in ("merged", "average-ffn")),
     *({"deep_init": method, **LUNA} for method in ("xavier", "ds", "lipschitz")),
-    *({"deep_init": "lipschitz", "layer_agg": name} for name in ("residual-dual", "hyper-connections")),
+    *({"deep_init": method, "layer_agg": "dlcl"} for method in INITS.names() if method not in ("tfixup", "rezero")),
     {"deep_init": "lipschitz", "encoder_learned_pos": True, "relative_positions": 6},
 ]
 CASES = named(
     [
         *((POSTNORM, {"encoder_layers": 2, "decoder_layers": 3, **flags}) for flags in RULES),
-        (DLCL, {"deep_init": "depth-scaled"}),
+        *((DLCL, {"dlcl_init": "one", "dlcl_window": window}) for window in (1, 3)),
+        *((arch, {"deep_init": "lipschitz", **flags}) for arch, flags in METHODS.values()
+          if {"layer_agg", "decoder_memory"} & {*flags}),
         (LSTM, {"lstm_forget_bias": 2.0}),
         *((LSTM, {"lstm_share": "gate-encdec", f"{side}_deep_init": "lipschitz"}) for side in SIDES),
     ]
-)
+)  # fmt: skip
 
 
 class Draws(contextlib.ExitStack):
@@ -79,4 +81,6 @@ def initial_values(make):
     """The model that *make* builds, and the initial values of each parameter by name."""
     with Draws() as draws:
         model = make()
+    tables = [part for part in model.modules() if isinstance(part, torch.nn.Embedding) and part.padding_idx is not None]
+    assert not any(table.weight[table.padding_idx].any() for table in tables), "vectors of padding are 0"
     return model, {name: draws.of(parameter) for name, parameter in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""Outputs of the commands as text files in ``tests/snapshots``, and the initial values of all methods.
+"""Outputs of the commands as text files in ``tests/snapshots``; sizes and initial values of all methods.
 
 ``python -m tests.helpers.snapshots`` renews the files; read their difference before committing it. A line of a
 ``plan_*.txt`` with a $ is a command, whose plan follows; to add a plan, write such a line.
@@ -18,7 +18,7 @@ from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe
 from tests.helpers.inits import CASES, initial_values
 from tests.helpers.methods import LANGUAGES, METHODS, OPTIONS
-from tests.helpers.models import POSTNORM, PRENORM, VOCAB, make_tagged_dictionary, tiny_flags
+from tests.helpers.models import POSTNORM, PRENORM, VOCAB, make_tagged_dictionary, size_of, tiny_flags
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import driven
 
@@ -81,25 +81,29 @@ def output(*words):
 
 
 def starts(arch, flags):
-    """{(parameter, its initial values)} of a narrow model with 2 + 2 layers, all layers alike."""
+    """{(parameter, its initial values)} of a narrow model with 2 + 2 layers, all layers alike; its size."""
     flags = {**tiny_flags(arch), "encoder_layers": 2, "decoder_layers": 2, **flags}
     found, words = {}, make_tagged_dictionary(VOCAB, 24)
-    for key, values in initial_values(lambda: build_architecture(arch, words, **flags))[1].items():
+    model, starts = initial_values(lambda: build_architecture(arch, words, **flags))
+    for key, values in starts.items():
         texts = [value if isinstance(value, str) else f"{value:.6g}" for value in values]
         found.setdefault(re.sub(r"\d+", "N", key), []).append(" ".join(texts))
-    return dict.fromkeys((key, ", ".join(dict.fromkeys(texts))) for key, texts in found.items())
+    return dict.fromkeys((key, ", ".join(dict.fromkeys(texts))) for key, texts in found.items()), size_of(model)
 
 
 def initial():
-    """Initial values: a distribution, or the few values that there are.
+    """Numbers of parameters, and initial values: a distribution, or the few values that there are.
 
-    Without those that the same parameter of a plain model has, the 1 of a weight, and the 0 of a bias.
+    Without the 1 of a weight, the 0 of a bias, and what plain models and the first one with that initialisation have.
     """
-    plain, lines = starts(PRENORM, {}) | starts(POSTNORM, {}), []
+    plain, lines = starts(PRENORM, {})[0] | starts(POSTNORM, {})[0], []
+    known = {None: plain}
     for name, (arch, flags) in {**METHODS, **OPTIONS, **LANGUAGES, **CASES}.items():
-        found = [(key, text) for key, text in starts(arch, flags) if text != str(int(key.endswith("weight")))]
-        rows = [f"  {key}: {text}" for key, text in found if (key, text) not in plain]
-        lines += [name] * bool(rows) + rows
+        (found, size), init = starts(arch, flags), flags.get("deep_init")
+        new = [row for row in found if row not in known.get(init, plain)]
+        lines.append(f"{name}: {size:,} parameters")
+        lines += [f"  {key}: {text}" for key, text in new if text != str(int(key.endswith("weight")))]
+        known.setdefault(init, {**plain, **found})
     return "\n".join(lines)
 
 
