@@ -1,4 +1,4 @@
-"""Aggregators: sums in half precision are as exact as their inputs; states, memory.
+"""Aggregators and memories: sums in half precision are as exact as their inputs; states, memory.
 
 Of other parts, the test files of methods prove it, and of whole models ``test_methods.py``.
 """
@@ -10,9 +10,11 @@ import torch
 
 from fairseq_deep.core.aggregators import AGGREGATORS
 from fairseq_deep.core.aggregators.node import Node
+from fairseq_deep.core.memories.transparent import Transparent
 from fairseq_deep.core.stack import Stack
 from tests.helpers.aggregators import make, read_path, run
 from tests.helpers.tensors import saved_bytes, shake
+from tests.reference import naive_memories
 
 T, B, C, L = 5, 3, 12, 6
 # aggregators with options, and the error of 9 of 10 values in units of eps: half a unit where a sum is rounded once,
@@ -126,3 +128,23 @@ def test_weights_of_sums_stay_exact_in_half_precision_and_their_gradients_do_not
             assert parameter.dtype == kept and (parameter.grad is None or parameter.grad.dtype == kept), key
             assert key not in names or torch.equal(parameter, exact[key]), key
         aggregator.double().to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_and_sums_of_transparent_memories_are_of_fp32(dtype):
+    decoder = Stack(3, C, side="decoder", other_layers=L)
+    memory = shake(Transparent(Stack(L, C, other_layers=3), decoder, dropout=0.0), 1.0)
+    exact = memory.weight.detach().clone()
+    memory.to(dtype)
+    assert torch.equal(memory.weight, exact) and memory.weight.dtype == torch.float32
+    outputs = [torch.randn(T, B, C).to(dtype).requires_grad_() for _ in range(L + 1)]
+    actual = memory(outputs, [])
+    expected = naive_memories.transparent([output.detach().double() for output in outputs], exact.double())
+    for got, want in zip(actual, expected):
+        torch.testing.assert_close(got, want.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+    # 60,000 in an entry, and 48 entries: the gradient of a logit is beyond what fp16 can hold
+    sum((z.float() * 6e4).sum() for z in actual).backward()
+    assert memory.weight.grad.dtype == torch.float32 and memory.weight.grad.isfinite().all()
+    assert outputs[0].grad.dtype == dtype
+    memory.double().to(dtype)
+    assert memory.weight.dtype == memory.weight.grad.dtype == torch.float32

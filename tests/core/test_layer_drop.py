@@ -1,13 +1,12 @@
 """LayerDrop: plain stacks skip what fairseq skips, and DLCL gives the weight of a skipped layer to the entry below."""
 
-
 import pytest
 import torch
 
 from fairseq_deep.core.layers import LayerContext, LayerDrop
 from tests.helpers.equations import affine
 from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
-from tests.helpers.tensors import shake
+from tests.helpers.tensors import assert_same, shake
 from tests.reference.naive_dlcl import combine, layer_norm
 
 RATES = {"encoder_layerdrop": 0.4, "decoder_layerdrop": 0.4}
@@ -67,11 +66,7 @@ def test_dlcl_with_skipped_layers_follows_its_definition(norm, options, build, m
     def ours():
         return aggregator.finish(encoder.run_layers(start, LayerContext())[1])
 
-    weights, results = [start, *aggregator.parameters(), *layers.parameters()], []
-    for forward in (ours, naive):
-        output = forward()
-        gradients = torch.autograd.grad(output.square().sum(), weights, allow_unused=True)
-        results.append((output, [torch.zeros_like(w) if g is None else g for w, g in zip(weights, gradients)]))
-    torch.testing.assert_close(results[0], results[1])
+    expected = naive()
+    assert_same(ours(), expected, [start, *aggregator.parameters(), *layers.parameters()], unused=True)
     with torch.no_grad():
-        torch.testing.assert_close(ours(), results[1][0])
+        torch.testing.assert_close(ours(), expected)

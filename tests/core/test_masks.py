@@ -15,7 +15,7 @@ from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.decoder_attention import LUNA
 from tests.helpers.models import make_batch, task_of, tiny_flags
-from tests.helpers.tensors import randomise
+from tests.helpers.tensors import shake
 
 T, B, C, H = 6, 3, 10, 2
 
@@ -60,7 +60,7 @@ def test_what_the_task_says_is_checked_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
 def test_hidden_keys_have_no_weight_and_hidden_rows_are_finite(dtype, need_weights):
     """Also with large scores, and with padding that makes a whole sentence."""
-    module = randomise(MultiheadAttention(Stack(1, C, heads=H))).to(dtype)
+    module = shake(MultiheadAttention(Stack(1, C, heads=H)), 1.0).to(dtype)
     query, mask = 20 * torch.randn(T, B, C, dtype=dtype), padded(2, 3)
     bias = masks.padding_bias(mask, dtype)
     endless = torch.zeros_like(bias).masked_fill(mask.view(B, 1, 1, T), float("-inf"))

@@ -1,4 +1,4 @@
-"""Whole models against their equations: scores and every gradient, for all methods.
+"""Whole models against their equations: scores, every gradient and the place of each dropout, for all methods.
 
 The equations are read from the descriptions of models (``tests/reference/naive_model.py``). What is special in a method
 is in a file of its own.
@@ -8,28 +8,39 @@ import contextlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fairseq_deep.core import encoder
 from fairseq_deep.core.aggregators.lstm import GLU
 from fairseq_deep.core.attention import masks
+from fairseq_deep.core.dropout import Dropout
 from tests.helpers.decoder_attention import KINDS, STACKS, random_model
 from tests.helpers.methods import LANGUAGES, LSTM, METHODS, OPTIONS
 from tests.helpers.models import POSTNORM, PRENORM, TINY, make_batch
 from tests.helpers.residuals import PLACED, flags_of
 from tests.helpers.tensors import assert_same
+from tests.reference import naive_dropout
 from tests.reference.naive_aggregators import NAMES
-from tests.reference.naive_model import PAD, UPDATE, scores
+from tests.reference.naive_model import PAD, scores
+from tests.reference.naive_residuals import UPDATE
+
+RATES = {"dropout": 0.5, "attention_dropout": 0.3, "activation_dropout": 0.25}
 
 
 @pytest.fixture
-def make(build):
-    """make(arch, deviation, **flags): a narrow model with random weights, in fp64."""
+def make(build, monkeypatch):
+    """make(arch, deviation, **flags): a narrow model with random weights, in fp64; dropout is a factor, also later."""
+    fused = F.scaled_dot_product_attention
+    monkeypatch.setattr(naive_dropout, "RATES", RATES)
+    monkeypatch.setattr(F, "dropout", lambda x, p: (1 + p) * x)
+    monkeypatch.setattr(F, "scaled_dot_product_attention",
+                        lambda *args, dropout_p, **how: (1 + dropout_p) * fused(*args, **how))  # fmt: skip
 
     def make(arch, deviation=0.5, **flags):
-        model = random_model(build, arch, deviation, **flags)
+        model = random_model(build, arch, deviation, **RATES, **flags)
         for module in model.modules():
-            if hasattr(module, "p"):
-                module.p = 0.0  # a method's own dropout
+            if isinstance(module, Dropout):
+                module.apply_during_inference = True
         model.set_num_updates(UPDATE - 1)
         return model
 
@@ -103,7 +114,7 @@ LSTMS = [
     *({"lstm_merge": merge, "lstm_share": share} for merge in ("concat", "two") for share in ("none", "gate")),
     *({"layer_agg": "rnn", "lstm_merge": merge, "lstm_share": share}
       for merge, share in (("add", "all"), ("concat", "all"), ("two", "all"), ("add", "none"), ("two", "none"))),
-    {"lstm_merge": "concat", "lstm_attn_residual": False, "lstm_ffn": 1},
+    {"lstm_merge": "concat", "lstm_attn_residual": False, "lstm_ffn": 1, "lstm_dropout": 0.2},
     {"lstm_merge": "two", "lstm_biases": True, "lstm_ffn": 1},
     {"lstm_biases": True, "lstm_final_norm": True, "lstm_hidden": 10, "relative_positions": 2},
     *({"lstm_glu": glu, "lstm_merge": "two", "relative_positions": 1} for glu in GLU),

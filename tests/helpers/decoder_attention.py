@@ -38,9 +38,3 @@ def random_model(build, arch, deviation=0.5, **flags):
             shake(part, deviation)
     decoder.need_attn = False  # where they are asked for, weights are of fp32
     return model
-
-
-def make_model(build, kind, stack, **flags):
-    """One with that attention in that stack."""
-    name, options = STACKS[stack]
-    return random_model(build, name, **{"decoder_layers": 3, **options, **{**KINDS, "luna": LUNA}[kind], **flags})

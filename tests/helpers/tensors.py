@@ -9,14 +9,6 @@ from torch.utils._pytree import tree_leaves
 DOUBLE = {"dtype": torch.float64}
 
 
-def randomise(module):
-    """Random numbers in all parameters, and in the buffers that checkpoints store."""
-    with torch.no_grad():
-        for tensor in module.state_dict(keep_vars=True).values():
-            tensor.copy_(torch.randn_like(tensor))
-    return module
-
-
 def shake(module, deviation=0.4):
     """Random weights that no start has."""
     with torch.no_grad():

@@ -1,11 +1,22 @@
-"""The equations of all aggregators but depth-wise LSTMs and MSC, with the parameters of a module of ours."""
+"""The equations of all aggregators but depth-wise LSTMs and MSC, with the parameters of a module of ours.
 
-from tests.helpers.equations import affine
+Each is a function of the aggregator and of the outputs y_0 ... y_l so far, every sum written out. It gives x_{l+1}, the
+input of the next layer or, above the last layer, the output.
+"""
 
-from . import naive_aggregation, naive_bare, naive_dlcl, naive_mlrf, naive_ode, naive_routing
-from .naive_gtrans import gtrans
+import functools
+
+import torch
+
+from tests.helpers.equations import affine, norm
+
+from .naive_dlcl import combine, layer_norm
+from .naive_dropout import dropped
 from .naive_hyper import hyper_connections
-from .naive_mudd import mudd
+from .naive_lstm import gelu
+from .naive_mlrf import fuse
+from .naive_ode import step
+from .naive_routing import aggregate as route
 
 PLAIN_DECODERS = ("gtrans", "mlrf")
 NAMES = ("attention-residual", "dlcl", "gtrans", "hierarchical", "hyper-connections", "iterative", "linear", "lstm",
@@ -13,86 +24,126 @@ NAMES = ("attention-residual", "dlcl", "gtrans", "hierarchical", "hyper-connecti
 """The methods of :func:`path` and ``naive_model``; others have their equations in their test files."""
 
 
-def path(name, aggregator, y_0, layers, side="encoder", **options):
-    """What the layers read, as far as the plain form tells it, and the output, with the weights of *aggregator*."""
-    if name == "ode" and side == "decoder":
-        name, aggregator = options.get("history", "residual"), aggregator.inner
-    if name == "residual" or side == "decoder" and name in PLAIN_DECODERS:
-        return [y_0, *naive_aggregation.plain_outputs(y_0, layers)]
-    if name == "mudd":
-        weights = [(hidden.weight.T, out.weight.T, out.bias) for hidden, out in zip(aggregator.hidden, aggregator.out)]
-        return mudd(y_0, layers, weights)
-    if name == "residual-dual":
-        norms, dual = map(affine, aggregator.norms), affine(aggregator.dual_norm)
-        path, output = naive_bare.residual_dual(y_0, layers, norms, dual)
-        return [*path[:-1], output]
-    if name == "attention-residual":
-        return naive_bare.attention_residual(y_0, layers, aggregator.query, aggregator.gain, options.get("block", 1))
-    if name == "hyper-connections":
-        kind, streams = options.get("kind", "dynamic"), options.get("streams", 4)
-        return hyper_connections(y_0, layers, aggregator.mixers, kind, streams)
+def path(name, aggregator, y_0, layers, side="encoder", history="residual", **options):
+    """x_1, the input of the first layer, to x_{L+1}, the output; *layers*: functions."""
     if name == "ode":
-        return [naive_steps(aggregator, y_0, layers, **options)]
-    if name == "dlcl":
-        return [naive_dlcl.run_stack(y_0, layers, *sums(aggregator, **options)[:3], **sums(aggregator, **options)[3])]
-    return [NAIVE[name](aggregator, y_0, layers, **options)]
+        if side == "encoder":
+            layers = [functools.partial(step, aggregator, layer, **options) for layer in layers]
+        name, aggregator, options = history, aggregator.inner, {}
+    name = "residual" if side == "decoder" and name in PLAIN_DECODERS else name
+    outputs, inputs = [y_0], []
+    for layer in layers:
+        inputs.append(NAIVE[name](aggregator, outputs, **options))
+        outputs.append(layer(inputs[-1]))
+    return [*inputs, NAIVE[name](aggregator, outputs, **options)]
 
 
-def sums(aggregator, window=None, normalize=False, **_):
-    """What ``naive_dlcl`` takes."""
-    size = aggregator.num_layers + 1
-    more = {"window": window, "normalize": normalize, "first_norm": affine(aggregator.first_norm)}
-    return aggregator.weight.view(size, size, -1), list(map(affine, aggregator.layer_norms)), aggregator.pre_norm, more
+def plain(aggregator, outputs, **_):
+    return outputs[-1]
 
 
-def naive_steps(aggregator, y_0, layers, method="rk2", order=2, history="residual", identity=False):
-    dlcl = sums(aggregator.inner)[:3] if history == "dlcl" else None
-    learned = {"gate": affine(aggregator.gate), "scalars": aggregator.scalars, "alpha": aggregator.alpha}
-    name = f"ema{order}" if method == "ema" else method
-    return naive_ode.run_stack(y_0, layers, name, dlcl, identity=identity, **learned)
+def top(function):
+    """A plain stack, above which *function* makes the output of y_1 ... y_L."""
+
+    def read(aggregator, outputs, **options):
+        ends = len(outputs) > aggregator.num_layers
+        return function(aggregator, outputs[1:], **options) if ends else outputs[-1]
+
+    return read
 
 
-def naive_routing_of(aggregator, y_0, layers, kind="em", iterations=3, capsules=None, **_):
-    maps = [{"LN": affine(part.layer_norm), "W_1": part.fc1.weight, "b_1": part.fc1.bias, "W_2": part.fc2.weight,
-             "b_2": part.fc2.bias, "W": part.vote.weight} for part in aggregator.maps]  # fmt: skip
-    betas = (aggregator.routing.beta_u, aggregator.routing.beta_a) if kind == "em" else ()
-    outputs = naive_aggregation.plain_outputs(y_0, layers)
-    norm = affine(aggregator.layer_norm)
-    return naive_routing.aggregate(outputs, maps, kind, capsules or y_0.size(-1), iterations, norm, betas)
+def dlcl(aggregator, outputs, window=None, normalize=False, dropout=0.0, **_):
+    """Wang et al., 2019, Eq. (7) to (9)."""
+    size, norms = aggregator.num_layers + 1, list(map(affine, aggregator.layer_norms))
+    weight, first = aggregator.weight.view(size, size, -1), affine(aggregator.first_norm)
+    return (1 + dropout) * combine(outputs, weight, norms, aggregator.pre_norm, window, normalize, first)
 
 
-def naive_fusion(aggregator, y_0, layers, kind="learned", weights="softmax", **_):
-    fusion = aggregator.fusion
-    function = {
-        "mean": naive_mlrf.mean,
-        "learned": lambda y: naive_mlrf.learned(y, fusion.weight, weights == "softmax"),
-        "ffn": lambda y: naive_mlrf.ffn(y, *fusion.parameters()),
-        "multi-hop": lambda y: naive_mlrf.multi_hop(
-            y, fusion.hidden.weight.T, fusion.hops.weight.T, fusion.out.weight
-        ),
-    }[kind]
-    norms = list(map(affine, aggregator.layer_norms))
-    outputs = naive_aggregation.plain_outputs(y_0, layers)
-    return naive_mlrf.fuse(outputs, function, norms, affine(aggregator.final_norm))
+def aggregate(inputs, node):
+    """AGG(u_1, ..., u_n) of the list *inputs* (Dou et al., 2018)."""
+    hidden = torch.cat(inputs, dim=-1) @ node.fc1.weight.T + node.fc1.bias
+    hidden = dropped(torch.where(hidden > 0, hidden, torch.zeros_like(hidden)), "activation_dropout")
+    total = dropped(hidden @ node.fc2.weight.T + node.fc2.bias)
+    for u in inputs:
+        total = total + u
+    return norm(node.layer_norm)(total)
 
 
-def naive_groups(aggregator, y_0, layers, group_layers=3):
-    return gtrans(y_0, layers, aggregator.fusion.weight, group_layers, affine(aggregator.fusion_norm))
+def hierarchical(aggregator, outputs, block=2):
+    """o_i merges the *block* layers above o_{i-1} (fewer at the top) and o_{i-1}, and is what layers go on with."""
+    if (len(outputs) - 1) % block and len(outputs) <= aggregator.num_layers:
+        return outputs[-1]
+    below = []
+    for i, first in enumerate(range(1, len(outputs), block)):
+        below = [aggregate([*outputs[first : first + block], *below], aggregator.nodes[i])]
+    return below[0] if below else outputs[0]
 
 
-def nodes(aggregator):
-    return [(*node.fc1.parameters(), *node.fc2.parameters(), *affine(node.layer_norm)) for node in aggregator.nodes]
+def iterative(aggregator, outputs):
+    """o_l merges y_l and o_{l-1}."""
+    o = outputs[0]
+    for output, node in zip(outputs[1:], aggregator.nodes):
+        o = aggregate([output, o], node)
+    return o
 
 
-def matrices(aggregator, y_0):
-    return aggregator.matrix.split(y_0.size(-1), dim=1)
+def linear(aggregator, outputs):
+    """Each layer's output is multiplied by a matrix of its own."""
+    matrices = aggregator.matrix.split(outputs[0].size(-1), dim=1)
+    return sum(output @ matrix.T for output, matrix in zip(outputs, matrices, strict=True))
+
+
+def gtrans(aggregator, outputs, group_layers=3):
+    """The sum over the tops of groups."""
+    depth = len(outputs)
+    tops = [outputs[min(end, depth) - 1] for end in range(group_layers, depth + group_layers, group_layers)]
+    total = sum(weight * top for weight, top in zip(aggregator.fusion.weight, tops, strict=True))
+    return norm(aggregator.fusion_norm)(total)
+
+
+def rms(x):
+    return torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+
+
+def mudd(aggregator, outputs):
+    """Dynamic DLCL (one-way MUDDFormer)."""
+    if len(outputs) == 1:
+        return outputs[0]
+    newest, hidden, out = outputs[-1], aggregator.hidden[len(outputs) - 2], aggregator.out[len(outputs) - 2]
+    weights = gelu(newest / rms(newest) @ hidden.weight.T) @ out.weight.T + out.bias
+    return sum(weights[..., j : j + 1] * output for j, output in enumerate(outputs))
+
+
+def residual_dual(aggregator, outputs):
+    """Two streams: x, which each norm is on, and r, which has none."""
+    x = r = outputs[0]
+    for a, after in zip(outputs[1:], aggregator.norms):
+        r, x = r + a, norm(after)(x + a)
+    ends = len(outputs) > aggregator.num_layers
+    return x + layer_norm(r, *affine(aggregator.dual_norm), eps=1e-7) if ends else x
+
+
+def attention_residual(aggregator, outputs, block=1):
+    """sum_i softmax_i(query . RMSNorm(v_i)) v_i over y_0 and the sums v_i of blocks."""
+    if len(outputs) == 1:
+        return outputs[0]
+    query = aggregator.gain[len(outputs) - 2] * aggregator.query[len(outputs) - 2]
+    sources = [outputs[0], *(sum(outputs[start : start + block]) for start in range(1, len(outputs), block))]
+    scores = [(v / rms(v) * query).sum(-1, keepdim=True).exp() for v in sources]
+    return sum(score / sum(scores) * v for score, v in zip(scores, sources))
 
 
 NAIVE = {
-    "gtrans": naive_groups,
-    "hierarchical": lambda a, y_0, layers, block=2: naive_aggregation.hierarchical(y_0, layers, nodes(a), block),
-    "iterative": lambda a, y_0, layers: naive_aggregation.iterative(y_0, layers, nodes(a)),
-    "linear": lambda a, y_0, layers: naive_aggregation.linear(y_0, layers, matrices(a, y_0)),
-    "mlrf": naive_fusion,
-    "routing": naive_routing_of,
+    "attention-residual": attention_residual,
+    "dlcl": dlcl,
+    "gtrans": top(gtrans),
+    "hierarchical": hierarchical,
+    "hyper-connections": hyper_connections,
+    "iterative": top(iterative),
+    "linear": top(linear),
+    "mlrf": top(fuse),
+    "mudd": mudd,
+    "residual": plain,
+    "residual-dual": residual_dual,
+    "routing": top(route),
 }

@@ -5,6 +5,8 @@ import math
 
 import torch
 
+from .naive_dropout import dropped
+
 
 def sigmoid(x):
     return 1 / (1 + torch.exp(-x))
@@ -72,7 +74,7 @@ def attention(query, memory, projections, num_heads, visible, relative=None, rel
                 all_weights[head, b, i, seen] = weights.detach()
                 own = [v[j, b, shared(head)] for j in seen]
                 own = own if relative_value is None else [each + relative_value(i, j) for each, j in zip(own, seen)]
-                heads.append(sum(weight * value for weight, value in zip(weights, own)))
+                heads.append(sum(dropped(weight, "attention_dropout") * value for weight, value in zip(weights, own)))
             x = torch.cat(heads)
             if options.get("gate") is not None:
                 gate = sigmoid(options["gate"] @ query[i, b])
@@ -105,4 +107,4 @@ def gated_feed_forward(module, x, gate, norm=lambda x: x):
         a = a / (1 + (-a).exp())
     else:
         a = a * 0.5 * (1 + torch.erf(a / 2**0.5))
-    return norm(a * b) @ module.fc2.weight.t()
+    return norm(dropped(a * b, "activation_dropout")) @ module.fc2.weight.t()

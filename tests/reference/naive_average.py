@@ -3,6 +3,7 @@
 import torch
 
 from .naive_attention import attention, sigmoid
+from .naive_dropout import dropped
 
 
 def average_mask(words, causal=True):
@@ -28,7 +29,7 @@ def average_attention(x, mask, gate, ffn=None):
     if ffn is not None:
         w_1, b_1, w_2, b_2 = ffn
         hidden = g @ w_1.T + b_1
-        g = (hidden * (hidden > 0)) @ w_2.T + b_2
+        g = dropped(hidden * (hidden > 0), "activation_dropout") @ w_2.T + b_2
     weight, bias = gate
     gates = sigmoid(torch.cat([x, g], dim=-1) @ weight.T + bias)
     width = x.size(-1)

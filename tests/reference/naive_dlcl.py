@@ -33,11 +33,3 @@ def combine(outputs, weight, norms, pre_norm, window=None, normalize=False, firs
     if not pre_norm and last == 0 and first_norm is not None:
         total = layer_norm(total, *first_norm)
     return total
-
-
-def run_stack(y_0, layers, weight, norms, pre_norm, **options):
-    """Output of a stack of functions *layers* that DLCL connects, before the final norm."""
-    outputs = [y_0]
-    for layer in layers:
-        outputs.append(layer(combine(outputs, weight, norms, pre_norm, **options)))
-    return combine(outputs, weight, norms, pre_norm, **options)

@@ -45,13 +45,12 @@ def manifold(mixer, streams):
 WEIGHTS = {"static": static, "dynamic": dynamic, "manifold": manifold}
 
 
-def hyper_connections(y_0, sublayers, mixers, kind, count):
-    """The inputs h_1 ... h_N of the sub-layers, and the output."""
-    streams, path = [y_0] * count, []
-    for sublayer, mixer in zip(sublayers, mixers):
-        a, matrix, b = WEIGHTS[kind](mixer, streams)
-        h = sum(weight * stream for weight, stream in zip(a, streams))
-        path.append(h)
-        output = sublayer(h)
-        streams = [sum(matrix[i][j] * streams[i] for i in range(count)) + b[j] * output for j in range(count)]
-    return [*path, sum(streams) / count]
+def hyper_connections(aggregator, outputs, kind="dynamic", streams=4):
+    """The input of the next sub-layer, or the mean of the streams above the last."""
+    count, values = streams, [outputs[0]] * streams
+    for mixer, output in zip(aggregator.mixers, [*outputs[1:], None]):
+        a, matrix, b = WEIGHTS[kind](mixer, values)
+        if output is None:
+            return sum(weight * stream for weight, stream in zip(a, values))
+        values = [sum(matrix[i][j] * values[i] for i in range(count)) + b[j] * output for j in range(count)]
+    return sum(values) / count

@@ -1,8 +1,4 @@
-"""Depth-wise LSTM and RNN (Xu et al., 2024, Eq. 1-8) in the plainest form: one thing after the other.
-
-Parameters are given by the names of the equations, as matrices that stand on the left of column vectors; LN_x is the
-pair (gain, bias) of a layer norm.
-"""
+"""Depth-wise LSTM and RNN (Xu et al., 2024, Eq. 1-8) in the plainest form: one thing after the other."""
 
 import math
 
@@ -10,6 +6,7 @@ import torch
 
 from .naive_attention import sigmoid
 from .naive_dlcl import layer_norm
+from .naive_dropout import dropped
 
 
 def gelu(x):
@@ -19,49 +16,56 @@ def gelu(x):
 GLU = {"sigmoid": sigmoid, "gelu": gelu, "swish": lambda x: x * sigmoid(x), "relu": lambda x: x * (x > 0)}
 
 
-def hidden(c, step, glu):
-    """Eq. (5), or Eq. (6) where there is a W_h2."""
-    x = layer_norm(c @ step["W_h1"].T + step.get("b_h1", 0), *step["LN_h"])
-    if step["W_h2"] is None:
+def linear(x, module, rows=slice(None)):
+    """W x + b with some *rows* of the matrix; b may be missing."""
+    y = x @ module.weight[rows].T
+    return y if module.bias is None else y + module.bias[rows]
+
+
+def hidden(c, module, glu):
+    """Eq. (5), or Eq. (6) where there is a second matrix."""
+    x = layer_norm(linear(c, module.fc1), module.layer_norm.weight, module.layer_norm.bias)
+    if module.fc2 is None:
         return gelu(x)
     half = x.size(-1) // 2
-    return (x[..., :half] * GLU[glu](x[..., half:])) @ step["W_h2"].T + step.get("b_h2", 0)
+    return linear(dropped(x[..., :half] * GLU[glu](x[..., half:]), "activation_dropout"), module.fc2)
 
 
-def run_step(out, cell, attention, step, glu):
-    """Out_i and Cell_i of the parameters *step*; those of an RNN have no gates, and Cell is None."""
-    c = torch.cat([out, attention], dim=-1)
-    h = hidden(c, step, glu)
-    if "W_i" not in step:
+def run_step(out, cell, attention, step, glu, dropout):
+    """Out_i and Cell_i of the modules *step*, of h and of gates; an RNN has no gates, and Cell is None."""
+    c, (network, gates) = torch.cat([out, attention], dim=-1), step
+    h = hidden(c, network, glu)
+    h = dropped(h) if dropout is None else (1 + dropout) * h
+    if gates is None:
         return h, None
-    input_gate = sigmoid(layer_norm(c @ step["W_i"].T + step.get("b_i", 0), *step["LN_i"]))
-    forget_gate = sigmoid(layer_norm(c @ step["W_f"].T + step.get("b_f", 0), *step["LN_f"]))
-    output_gate = sigmoid(layer_norm(c @ step["W_o"].T + step.get("b_o", 0), *step["LN_o"]))
-    cell = cell * forget_gate + h * input_gate
-    return cell * output_gate, cell
+    size = h.size(-1)
+    i, f, o = (sigmoid(layer_norm(linear(c, gates, slice(row * size, (row + 1) * size)), *norm))
+               for row, norm in enumerate(zip(gates.norm_weight, gates.norm_bias)))  # fmt: skip
+    cell = cell * f + h * i
+    return cell * o, cell
 
 
-def run_encoder(embedding, attentions, steps, glu="sigmoid", final_norm=None):
-    """Output of a stack of the functions *attentions* (the input of a layer -> A_i)."""
-    out = cell = embedding
-    for attention, step in zip(attentions, steps):
-        out, cell = run_step(out, cell, attention(out), step, glu)
-    return out if final_norm is None else layer_norm(out, *final_norm)
+def steps_of(aggregator, share, places):
+    """The modules of all steps, of h and of gates, for the sharing mode and the number of steps (*places*) a layer."""
+    for number in range(aggregator.num_layers):
+        network, gates = (number % places if shared else number for shared in (share == "all", share != "none"))
+        yield aggregator.hidden[network], aggregator.gates[gates] if len(aggregator.gates) else None
 
 
-def run_decoder(
-    embedding, attentions, steps, merge="add", glu="sigmoid", attn_residual=True, final_norm=None
-):
-    """The same for pairs of functions (self-attention, attention to the source); "two" takes two *steps* a layer."""
-    steps = iter(steps)
-    out = cell = embedding
-    for attend_to_self, attend_to_source in attentions:
-        s = attend_to_self(out)
-        if merge == "two":
-            out, cell = run_step(out, cell, s, next(steps), glu)
-            out, cell = run_step(out, cell, attend_to_source(out), next(steps), glu)
-            continue
-        x = attend_to_source(s + out if attn_residual else s)
-        merged = s + x if merge == "add" else torch.cat([s, x], dim=-1)
-        out, cell = run_step(out, cell, merged, next(steps), glu)
-    return out if final_norm is None else layer_norm(out, *final_norm)
+def run_stack(out, layers, steps, attn_residual, merge="add", glu="sigmoid", dropout=None):
+    """Output of a stack: a layer is its attention, or self-attention and attention to the source, as functions.
+
+    "two" takes two *steps* a layer. dropout: the method's own instead of the model's
+    """
+    steps, cell = iter(steps), out
+    for attend, *to_source in layers:
+        a = attend(out)
+        for source in to_source:
+            if merge == "two":
+                out, cell = run_step(out, cell, a, next(steps), glu, dropout)
+                a = source(out)
+            else:
+                x = source(a + out if attn_residual else a)
+                a = a + x if merge == "add" else torch.cat([a, x], dim=-1)
+        out, cell = run_step(out, cell, a, next(steps), glu, dropout)
+    return out

@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from .naive_dropout import dropped
+
 
 def softplus(z):
     """log(1 + 2^z) / log 2, which is 1 for 0."""
@@ -24,9 +26,10 @@ def causal(x, p, projections, heads):
         keys, values = torch.zeros(size, len(p)).to(x), torch.zeros(len(p), size).to(x)
         for t in range(len(x)):
             alpha = softplus(torch.stack([(pq[j, own] * c[t, own]).sum() / math.sqrt(size) for j in range(len(p))]))
+            alpha = dropped(alpha, "attention_dropout")
             keys = keys + torch.outer(k[t, own], alpha)
             values = values + torch.outer(alpha, v[t, own])
             scores = (q[t, own] @ keys / (t + 1) / math.sqrt(size)).exp()
-            rows.append(scores / scores.sum() @ values / (t + 1))
+            rows.append(dropped(scores / scores.sum(), "attention_dropout") @ values / (t + 1))
         outputs.append(torch.stack(rows))
     return torch.cat(outputs, dim=-1)

@@ -1,7 +1,7 @@
 """Whole models from their equations: scores with the parameters of a model of ours, one sub-layer after the other.
 
 What is computed is read from the descriptions of its stacks, and each part from the equations of its method in this
-folder. There is no dropout and no LayerDrop.
+folder. There is no LayerDrop.
 """
 
 import argparse
@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tests.helpers.equations import LANGUAGES, affine, named_steps, norm, projections, start
+from tests.helpers.equations import LANGUAGES, affine, norm, projections, start
 
-from . import naive_aggregators, naive_average, naive_connections, naive_memories, naive_residuals, naive_ssru
+from . import naive_aggregators, naive_average, naive_lstm, naive_memories, naive_residuals, naive_ssru
 from .naive_attention import attention, gated_feed_forward, relative_vector, sigmoid
-from .naive_lstm import run_decoder, run_encoder
+from .naive_dropout import dropped
 from .naive_luna import causal
 
 PAD = 1
-UPDATE = 4  # the number of the update, from 1, in which branches that grow are compared
 
 
 @dataclass
@@ -141,8 +140,13 @@ def feed_forward(layer, stack):
     """F of a feed-forward sub-layer."""
     if layer.fc_linear is not None:
         return lambda x: gated_feed_forward(layer, x, stack.ffn, norm(layer.ffn_norm))
-    matrices = (layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, layer.fc2.bias)
-    return naive_connections.feed_forward_function(*matrices, norm(layer.ffn_norm))
+
+    def function(x):
+        hidden = x @ layer.fc1.weight.T + layer.fc1.bias
+        hidden = norm(layer.ffn_norm)(dropped(hidden * (hidden > 0), "activation_dropout"))
+        return hidden @ layer.fc2.weight.T + layer.fc2.bias
+
+    return function
 
 
 def sublayers(layer, stack, number, context):
@@ -164,35 +168,14 @@ def connections(layer, stack, number, count):
     """r(x, F(x), bottom) of each sub-layer, of tensors."""
     init, weight = stack.init.name, getattr(layer.residual, "weight", None)
     if init in ("deepnet", "admin", "rezero"):
-        alpha = naive_connections.deepnet_alpha(stack.side, stack.encoder_layers, stack.decoder_layers)
-        factors = {"deepnet": [alpha] * count, "rezero": [weight] * count, "admin": weight}[init]
-        forms = [naive_connections.connect(init, factor) for factor in factors]
-        return [lambda x, f, bottom, form=form: form(x, f) for form in forms]
-    if stack.residual.name == "plain":
-        return [lambda x, f, bottom: x + f] * count
-    return [equation(layer.residual, stack, number, index, index == count - 1) for index in range(count)]
-
-
-def equation(residual, stack, number, index, last):
-    """The plain form of one sub-layer's connection, with the weights of *residual*."""
-    name, options, naive = stack.residual.name, stack.residual.options, naive_residuals
-    if name in ("sdu", "highway") and number <= options.get("layers", number):
-        (w_1, w_2), (b_1, b_2) = (part.chunk(2) for part in residual.linears[index].parameters())
-        if name == "sdu":
-            return naive.sdu(w_1, b_1, w_2, b_2, naive.tanh if options.get("activation") == "tanh" else naive.sigmoid)
-        return (naive.gated_attention if options.get("form") == "attention" else naive.highway_gate)(w_1, b_1, w_2, b_2)
-    factor = 1 / stack.layers if options.get("around") == "completep" else 1
-    return {
-        "sdu": lambda: naive.plain,
-        "b2t": lambda: naive.bottom_to_top(last),
-        "peri": lambda: naive.peri(*residual.layer_norms[index].parameters()),
-        "layerscale": lambda: naive.weighted(residual.weight[index]),
-        "completep": lambda: naive.weighted((options.get("base", 1.0) / stack.layers) ** options.get("alpha", 1.0)),
-        "layernorm-scaling": lambda: naive.plain,
-        "mix-ln": lambda: naive.plain,
-        "prores": lambda: naive.weighted(naive.grown(UPDATE, options.get("period", 1000) * number) * factor),
-        "branchnorm": lambda: naive.weighted(naive.grown(UPDATE, options.get("updates", 4000))),
-    }[name]()
+        n, m = stack.encoder_layers, stack.decoder_layers
+        alpha = 0.81 * (n**4 * m) ** (1 / 16) if stack.side == "encoder" else (3 * m) ** 0.25
+        if init == "rezero":
+            return [naive_residuals.weighted(weight)] * count
+        return [lambda x, f, bottom, factor=factor: factor * x + f
+                for factor in (weight if init == "admin" else [alpha] * count)]  # fmt: skip
+    return [naive_residuals.connection(layer.residual, stack, number, index, index == count - 1)
+            for index in range(count)]  # fmt: skip
 
 
 def layer_function(layer, stack, number, context):
@@ -200,7 +183,7 @@ def layer_function(layer, stack, number, context):
     pairs, methods = sublayers(layer, stack, number, context), stack.residual.options if stack.residual else {}
     if not stack.layout.residual:
         ((function, normalise),) = pairs
-        return lambda x: function(normalise(x))
+        return lambda x: dropped(function(normalise(x)))
     pre_norm, residual = stack.pre_norm, stack.residual.name
     if residual == "mix-ln":
         pre_norm = number > (methods.get("layers") or max(1, stack.layers // 4))
@@ -212,7 +195,7 @@ def layer_function(layer, stack, number, context):
     def run(x):
         bottom, above = x, []
         for (function, normalise), connect in zip(pairs, connected):
-            f = function(normalise(x) if pre_norm else x)
+            f = dropped(function(normalise(x) if pre_norm else x))
             x = connect(x, f, bottom) if pre_norm else normalise(connect(x, f, bottom))
             if length and not above:  # the feed-forward sub-layer is of the words alone
                 above, x, bottom = [x[:length]], x[length:], bottom[length:]
@@ -223,18 +206,17 @@ def layer_function(layer, stack, number, context):
 
 def depthwise(side, x, context):
     """Output of a depth-wise LSTM or RNN, whose layers are only attentions of normalised queries."""
-    options, final = side.stack.aggregator.options, affine(side.aggregator.final_norm)
-    merge, glu = options.get("merge", "add"), options.get("glu", "sigmoid")
-    places = 2 if side.stack.side == "decoder" and merge == "two" else 1
+    options = side.stack.aggregator.options
+    places = 2 if side.stack.side == "decoder" and options.get("merge") == "two" else 1
     share = options.get("share") or ("gate" if len(side.aggregator.gates) else "none")
-    steps, layers, functions = named_steps(side.aggregator, share, places), list(side.layers), []
+    steps, layers, functions = naive_lstm.steps_of(side.aggregator, share, places), list(side.layers), []
     for number, (first, last) in enumerate(zip(layers[::places], layers[places - 1 :: places]), 1):
         parts = {name: part for each in (last, first) for name, part in each._modules.items() if part is not None}
         pairs = sublayers(argparse.Namespace(**parts), side.stack, number, context)
-        functions.append([lambda x, f=f, normalise=normalise: f(normalise(x)) for f, normalise in pairs])
-    if len(functions[0]) == 1:
-        return run_encoder(x, [attend for (attend,) in functions], steps, glu, final)
-    return run_decoder(x, functions, steps, merge, glu, side.stack.layout.attn_residual, final)
+        functions.append([lambda x, f=f, normalise=normalise: dropped(f(normalise(x))) for f, normalise in pairs])
+    chosen = {name: options[name] for name in ("merge", "glu", "dropout") if name in options}
+    output = naive_lstm.run_stack(x, functions, steps, side.stack.layout.attn_residual, **chosen)
+    return norm(side.aggregator.final_norm)(output)
 
 
 def run_stack(side, x, context):
@@ -272,7 +254,7 @@ def packed_memories(memory, p, source, context):
         normalise, pre_norm = norm(layer.layer_norm), layer.pre_norm
         packed = attend(layer.pack, source, context.seen, context)(normalise(p) if pre_norm else p)
         found.append((p, packed))
-        p = p + packed if pre_norm else normalise(p + packed)
+        p = p + dropped(packed) if pre_norm else normalise(p + dropped(packed))
     return found
 
 
@@ -291,7 +273,7 @@ def memories_of(encoder, x, outputs, count, context):
         cell = encoder.aggregator.cell
         weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
         return naive_memories.msc(x, outputs, len(norms[0]), weights, *norms)[1]
-    found = (naive_memories.transparent(outputs, memory.weight) if kind == "Transparent"
+    found = (naive_memories.transparent(outputs, (1 + memory.dropout.p) * memory.weight) if kind == "Transparent"
              else naive_memories.layerwise(outputs, count))  # fmt: skip
     return list(map(final, found))
 
@@ -330,7 +312,7 @@ def scores(model, batch, causal=True):
     means = naive_average.average_mask(words, causal)
     x = start(encoder, source).masked_fill(source.eq(PAD).T.unsqueeze(-1), 0.0)
     if encoder.packed is not None:
-        p = math.sqrt(x.size(-1)) * encoder.packed.weight + sinusoids(*encoder.packed.weight.shape)
+        p = dropped(math.sqrt(x.size(-1)) * encoder.packed.weight + sinusoids(*encoder.packed.weight.shape))
         x = torch.cat([p.unsqueeze(1).expand(-1, len(source), -1), x])
     context = Context("self", None, seen, seen, means, rows)
     memories = memories_of(encoder, x, run_stack(encoder, x, context), depth, context)

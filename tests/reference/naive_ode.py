@@ -3,15 +3,12 @@
 import torch
 
 from .naive_attention import sigmoid
-from .naive_dlcl import combine
 
 
-def step(x, layer, method, identity=False, gate=None, scalars=None, alpha=None):
-    """y for the input *x* (T x B x C) of the function *layer*.
-
-    method: "rk2", "rk3", "rk4", "rk2-learned", "rk2-init", or "ema1" to "ema4": ema with so many evaluations
-    gate: (W, c) of rk2-learned, 1 x 2C and 1; scalars: b_1 and b_2 of rk2-init; alpha: a of ema
-    """
+def step(aggregator, layer, x, method="rk2", order=2, identity=False):
+    """y for the input *x* (T x B x C) of the function *layer*."""
+    gate, scalars, alpha = aggregator.gate, aggregator.scalars, aggregator.alpha
+    method = f"ema{order}" if method == "ema" else method
 
     def change(z):
         return layer(z) if identity else layer(z) - z
@@ -27,7 +24,7 @@ def step(x, layer, method, identity=False, gate=None, scalars=None, alpha=None):
             return x + scalars[0] * f_1 + scalars[1] * f_2
         if method == "ema2":
             return x + alpha * (1 - alpha) * f_1 + alpha * f_2
-        g = sigmoid(torch.cat([f_1, f_2], dim=-1) @ gate[0].T + gate[1])
+        g = sigmoid(torch.cat([f_1, f_2], dim=-1) @ gate.weight.T + gate.bias)
         return x + g * f_1 + (1 - g) * f_2
     if method in ("rk3", "ema3"):
         f_1 = change(x)
@@ -44,15 +41,3 @@ def step(x, layer, method, identity=False, gate=None, scalars=None, alpha=None):
         return x + (f_1 + 2 * f_2 + 2 * f_3 + f_4) / 6
     decay = 1 - alpha
     return x + alpha * decay**3 * f_1 + alpha * decay**2 * f_2 + alpha * decay * f_3 + alpha * f_4
-
-
-def run_stack(y_0, layers, method, dlcl=None, **options):
-    """Output of a stack of functions *layers*, before its final norm.
-
-    dlcl: None for the plain stack, or (W, norms, pre_norm) as :func:`combine` takes them
-    """
-    outputs = [y_0]
-    for layer in layers:
-        x = outputs[-1] if dlcl is None else combine(outputs, *dlcl)
-        outputs.append(step(x, layer, method, **options))
-    return outputs[-1] if dlcl is None else combine(outputs, *dlcl)

@@ -1,22 +1,21 @@
-"""Dynamic layer aggregation (Dou et al., 2019): dynamic and EM routing, one capsule after the other.
-
-Parameters are given by the names of the equations, as matrices that stand on the left of column vectors.
-"""
+"""Dynamic layer aggregation (Dou et al., 2019): dynamic and EM routing, one capsule after the other."""
 
 import math
 
 import torch
 
+from tests.helpers.equations import affine, norm
+
 from .naive_dlcl import layer_norm
+from .naive_dropout import dropped
 
 
 def votes_of_layer(y, part):
-    """W (y + FFN(y)) for *y* (T x B x C); *part*: {"LN": (gain, bias) or None, "W_1", "b_1", "W_2", "b_2", "W"}."""
-    if part["LN"] is not None:
-        y = layer_norm(y, *part["LN"])
-    inner = y @ part["W_1"].T + part["b_1"]
-    u = y + (inner * (inner > 0)) @ part["W_2"].T + part["b_2"]
-    return u @ part["W"].T
+    """W (y + FFN(y)) for *y* (T x B x C)."""
+    y = norm(part.layer_norm)(y)
+    inner = y @ part.fc1.weight.T + part.fc1.bias
+    inner = dropped(inner * (inner > 0), "activation_dropout")
+    return (y + dropped(inner @ part.fc2.weight.T + part.fc2.bias)) @ part.vote.weight.T
 
 
 def softmax(logits):
@@ -66,9 +65,12 @@ def log_normal(x, mean, variance):
     return torch.log(density).sum(-1, keepdim=True)
 
 
-def aggregate(outputs, parts, kind, capsules, iterations, norm, betas=()):
-    """H (T x B x C) after its norm, for the outputs y_1 ... y_L (each T x B x C) and the parameters of each layer."""
-    size = outputs[0].size(-1) // capsules
-    votes = [votes_of_layer(y, part).split(size, dim=-1) for y, part in zip(outputs, parts)]
-    route = dynamic_routing if kind == "dynamic" else em_routing
-    return layer_norm(torch.cat(route(votes, iterations, *betas), dim=-1), *norm, eps=1e-12)
+def aggregate(aggregator, outputs, kind="em", iterations=3, capsules=None, **_):
+    """H (T x B x C) after its norm, for the outputs y_1 ... y_L (each T x B x C)."""
+    size = outputs[0].size(-1) // (capsules or outputs[0].size(-1))
+    votes = [votes_of_layer(y, part).split(size, dim=-1) for y, part in zip(outputs, aggregator.maps)]
+    if kind == "dynamic":
+        found = dynamic_routing(votes, iterations)
+    else:
+        found = em_routing(votes, iterations, aggregator.routing.beta_u, aggregator.routing.beta_a)
+    return layer_norm(torch.cat(found, dim=-1), *affine(aggregator.layer_norm), eps=1e-12)
