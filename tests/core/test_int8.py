@@ -1,6 +1,8 @@
-"""Products in int8 and bf16 against their equations: each kernel of this torch, and its substitutes."""
+"""Products for decoding, packed, in bf16 and in int8, against their equations: each kernel, and its substitutes."""
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,17 +12,19 @@ import torch
 from torch import nn
 
 from fairseq_deep.core.decoding import bfloat, describe, int8, reduce_precision
-from fairseq_deep.core.decoding.linear import PackedLinear
+from fairseq_deep.core.decoding.linear import BfloatLinear, PackedLinear
 from fairseq_deep.core.native import library, load
 from tests.helpers.tensors import case
 
-SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7), (2, 60, 256, 96), (2, 3, 1, 10)]
+SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7), (2, 60, 256, 96), (2, 3, 1, 10),
+          *((1, rows, 100, 33) for rows in (6, 7, 11, 12, 13, 25)),
+          *((1, 13, *sizes) for sizes in ((1, 1), (5, 37), (16, 16), (24, 64), (7, 70)))]  # fmt: skip
 NAMES = [*([int8.NATIVE] if load() else []), *([int8.FBGEMM] if int8.fbgemm_steps() else [])]
-there = pytest.mark.skipif(not NAMES, reason="this torch has one scale for all rows")
-
-
-def steps_of(name):
-    return 127 if name == int8.NATIVE else int8.fbgemm_steps()
+# products in int8: by what, and the steps of x
+INT8 = {f"{name}, {steps}": (name, steps) for name in NAMES for steps in int8.INPUT_STEPS
+        if (steps == 127 if name == int8.NATIVE else steps <= int8.fbgemm_steps())}  # fmt: skip
+WAYS = {**INT8, "packed": (), "bf16": (), "bf16, not in blocks": ()}
+there = pytest.mark.skipif(not INT8, reason="this torch has one scale for all rows")
 
 
 @pytest.fixture
@@ -35,17 +39,26 @@ def fresh(monkeypatch):
         cache.cache_clear()
 
 
-def naive(layer, x, steps):
-    """y = s_x s_w (x_q W_q^T) + b, row by row."""
-    weight, x = layer.weight.detach().double(), x.double()
-    s_w, s_x = weight.abs().amax(1) / 127, x.abs().amax(-1, keepdim=True) / steps
-    w_q, x_q = (weight / s_w.unsqueeze(1)).round(), (x / s_x).round()
-    return s_x * s_w * (x_q @ w_q.t()) + (0.0 if layer.bias is None else layer.bias.detach().double())
+def naive(layer, x, way):
+    """y = W' x' + b of the rounded weights and inputs, and how near a product of that *way* is to it."""
+    weight, x = layer.weight.double(), x.double()
+    limit = (1e-5 if way == "packed" else 0.01) * (x.abs() @ weight.abs().t() + 1)
+    if "bf16" in way:
+        weight, x = weight.bfloat16().double(), x.bfloat16().double()
+    elif way != "packed":  # a value half-way between two steps may be rounded either way: a step of one value of x
+        s_w, s_x = weight.abs().amax(1, True) / 127, x.abs().amax(-1, keepdim=True) / WAYS[way][1]
+        limit = s_x * s_w.t() * 127
+        weight, x = s_w * (weight / s_w).round(), s_x * (x / s_x).round()
+    return nn.functional.linear(x, weight, None if layer.bias is None else layer.bias.double()), limit
 
 
-def forced(layer, name, monkeypatch, steps=None):
-    """*layer* in int8 by the way with that *name*."""
-    monkeypatch.setattr(int8, "available_kernels", lambda: (name, steps or steps_of(name)))
+def forced(layer, way, monkeypatch):
+    """*layer* as a product of that *way*."""
+    if way == "bf16, not in blocks":
+        monkeypatch.setattr(bfloat, "in_blocks", lambda weight: weight.no_such_operation)
+    if way not in INT8:
+        return (PackedLinear if way == "packed" else BfloatLinear)(layer)
+    monkeypatch.setattr(int8, "available_kernels", lambda: WAYS[way])
     return int8.Int8Linear(layer)
 
 
@@ -57,40 +70,37 @@ AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2", "MKL
 @pytest.mark.skipif(AVX2.items() <= os.environ.items(), reason="this process is held to AVX2")
 def test_products_follow_the_equations_with_avx2_only():
     """In a process limited to the instructions of a processor without VNNI; also products of kernels in fp32."""
-    native = [Path(__file__).with_name(name) for name in (
-        "test_decoding.py::test_products_are_near_for_inputs_of_any_form",
-        "test_native.py::test_the_library_has_the_instructions_that_torch_uses")]  # fmt: skip
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", __file__, *native,
-               "-k", "each_way or largest or other_row or any_form and packed or library"]
+    native = Path(__file__).with_name("test_native.py::test_the_library_has_the_instructions_that_torch_uses")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", __file__, native,
+               "-k", "any_form and not bf16 or largest or other_row or library"]
     done = subprocess.run(command, env={**os.environ, **AVX2}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-@there
-@pytest.mark.parametrize("name, steps", [(name, n) for name in NAMES for n in int8.INPUT_STEPS if n <= steps_of(name)
-                                         and (name, n) != (int8.NATIVE, 63)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_each_way_follows_the_equation(shape, bias, name, steps, monkeypatch):
-    """With 127 steps of x where the processor has VNNI, and everywhere with the 63 steps of a processor without."""
+@pytest.mark.parametrize("way", WAYS)
+@torch.no_grad()
+def test_products_follow_the_equations_for_inputs_of_any_form(way, shape, bias, monkeypatch):
+    """In int8, with 127 steps of x where the processor has VNNI, and everywhere with 63, as without."""
     layer, x = case(shape, bias)
-    with torch.no_grad():
-        layer.weight[0] *= 30  # a row of its own size must not spoil the others
-        x[0, 0] *= 100
-        y, expected = forced(layer, name, monkeypatch, steps)(x).double(), naive(layer, x, steps)
-        largest, heaviest = x.abs().amax(-1, keepdim=True).double(), layer.weight.abs().amax(1).double()
-        # a value half-way between two steps may be rounded either way: a step of one value of x
-        assert float(((y - expected).abs() / (largest / steps * heaviest)).max()) < 1.01
-        assert float(((y - expected).abs() / (largest / steps * heaviest)).mean()) < 0.02
-        # half a step of each value of x, and half a step of each weight, times what they are multiplied with
-        rounded = 0.5 * largest / steps * layer.weight.abs().sum(1) + 0.5 * heaviest / 127 * x.abs().sum(-1, True)
-        exact = torch.nn.functional.linear(x.double(), layer.weight.double(), None if not bias else layer.bias.double())
-        assert bool(((y - exact).abs() <= 1.02 * rounded + 0.25 * largest / steps * heaviest / 127).all())
+    layer.weight[0] *= 30  # a row of its own size must not spoil the others
+    x[0, 0] *= 100
+    given, product, (expected, limit) = x.clone(), forced(layer, way, monkeypatch), naive(layer, x, way)
+    y = product(x)
+    assert y.dtype == torch.float32 and torch.equal(x, given)
+    assert ((y - expected).abs() / limit).max() < 1.01 and ((y - expected).abs() / limit).mean() < 0.2
+    assert way == "packed" or shape[2] == 1 or not torch.equal(y, layer(x))
+    for form in (lambda x: x.transpose(0, 1), lambda x: torch.stack([x, x], -1)[..., 0], lambda x: x[0, 0]):
+        assert ((product(form(x)) - form(y)).abs() <= form(limit)).all()
+    assert product(x[:0]).shape == (0, *y.shape[1:])
+    for copied in (copy.deepcopy(product), pickle.loads(pickle.dumps(product))):
+        assert torch.equal(copied(x), y)
 
 
 @there
-@pytest.mark.parametrize("name", NAMES)
-def test_the_largest_sums_do_not_overflow(name, monkeypatch):
+@pytest.mark.parametrize("way", INT8)
+def test_the_largest_sums_do_not_overflow(way, monkeypatch):
     layer = nn.Linear(512, 4, bias=False)
     with torch.no_grad():
         layer.weight.fill_(1.0)
@@ -98,14 +108,14 @@ def test_the_largest_sums_do_not_overflow(name, monkeypatch):
         for sign in (1.0, -1.0):
             x = torch.full((3, 512), sign)
             expected = sign * torch.tensor([512.0, -512.0, 512.0, 512.0]).expand(3, 4)
-            torch.testing.assert_close(forced(layer, name, monkeypatch)(x), expected)
+            torch.testing.assert_close(forced(layer, way, monkeypatch)(x), expected)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *(["fp32"] if load() else [])])
-def test_rows_depend_on_no_other_row(name, monkeypatch):
+@pytest.mark.parametrize("way", [*INT8, *(["packed"] if load() else [])])
+def test_rows_depend_on_no_other_row(way, monkeypatch):
     layer, x = case((1, 60, 48, 20))
     layer.weight.data[3] = 0.0
-    product = PackedLinear(layer) if name == "fp32" else forced(layer, name, monkeypatch)
+    product = forced(layer, way, monkeypatch)
     with torch.no_grad():
         alone = torch.cat([product(row) for row in x.view(-1, 1, 48)])
         assert torch.equal(product(x)[0], alone)
@@ -142,11 +152,6 @@ def test_fewer_steps_where_all_of_them_overflow(fresh, monkeypatch):
     if int8.available_kernels() is None:
         pytest.skip("torch has no int8 product for this machine")
     assert int8.available_kernels() == (int8.FBGEMM, 63) and "inputs in 7 bits (63 steps)" in describe()
-    layer, x = case((3, 5, 16, 33))
-    with torch.no_grad():
-        y, expected = int8.Int8Linear(layer)(x).double(), naive(layer, x, 63)
-        step = x.abs().amax(-1, keepdim=True).double() / 63 * layer.weight.abs().amax(1).double()
-        assert float(((y - expected).abs() / step).max()) < 1.01
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
