@@ -4,10 +4,27 @@ import pytest
 import torch
 
 from fairseq_deep import cli
+from fairseq_deep.core.aggregators import Dlcl
+from fairseq_deep.core.description import AXES
+from fairseq_deep.core.search import SearchOptions
+from fairseq_deep.core.stack import MethodConfig, Stack
+from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.runtime import Translator
 from tests.errors import assert_says, rows
+
+
+def stack(**more):
+    return Stack(**{"layers": 2, "dim": 16, "heads": 2, **more})
+
+
+def stacks(**decoder):
+    return {"encoder": stack(), "decoder": stack(**{"side": "decoder", **decoder})}
+
+
+def method(axis, name, **options):
+    return MethodConfig(name, AXES[axis][0].get(name), options)
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +39,8 @@ def names(trained, tmp_path_factory):
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(package)
     batch = transformers.AutoTokenizer.from_pretrained(package)(["We see."], return_tensors="pt")
     return {
+        "stack": stack, "stacks": stacks, "method": method, "Dlcl": Dlcl, "SearchOptions": SearchOptions,
+        "build": lambda stacks: Transformer.build(stacks, 20), "nan": float("nan"),
         "Translator": Translator, "run": str(trained), "translator": Translator(str(trained), cpu=True),
         "hub": DeepTransformerModel.from_pretrained(str(trained), "averaged.pt", **parts),
         "Auto": transformers.AutoModelForSeq2SeqLM, "package": package, "torch": torch, "model": model, "batch": batch,
