@@ -66,51 +66,37 @@ def test_encoder_layers_are_those_of_torch(name, threads, prepared, monkeypatch)
     assert sum(ran) == 6 * 3 and len(ran) == (6 * 3 if name == "sums between layers" else 6)
 
 
-def doubled(module, name):
-    setattr(module, name, torch.nn.Parameter(2 * getattr(module, name)))
+CHANGES = [
+    "encoder.layers.0.fc1 is loaded", "decoder.layers.1.fc1 is loaded", "encoder.layers.0.fc1.bias is new",
+    "encoder.layers.0.final_layer_norm.weight is new", "encoder.layers.0 trains",
+    "encoder.layers.0.dropout_module drops", "encoder.layers.0.self_attn.dropout_module drops",
+    "decoder.dropout_module drops", "encoder.layers.0.residual has norms", "encoder.layers.0.residual grows",
+    # the network of h and the gates of an LSTM
+    "decoder.aggregator.hidden.1.fc2 is loaded", "decoder.aggregator.gates.0.bias is new",
+    "decoder.aggregator.hidden.1.layer_norm.weight is new", "decoder.aggregator.gates.0.norm_weight is new",
+    "decoder.aggregator.hidden.1 trains", "decoder.aggregator.hidden.1.dropout drops",
+]  # fmt: skip
 
 
-def load_doubled(linear):
-    linear.load_state_dict({name: 2 * value for name, value in linear.state_dict().items()})
-
-
-def drops(dropout):
-    dropout.apply_during_inference = True
-
-
-def encoder_layer(model):
-    return model.encoder.layers[0]
-
-
-def lstm(model):
-    """The network of h and the gates in the second layer."""
-    return model.decoder.aggregator.hidden[1], model.decoder.aggregator.gates[0]
-
-
-CHANGES = {
-    "a matrix of the encoder is loaded": lambda model: load_doubled(encoder_layer(model).fc1),
-    "a matrix of the decoder is loaded": lambda model: load_doubled(model.decoder.layers[1].fc1),
-    "a norm is another": lambda model: doubled(encoder_layer(model).final_layer_norm, "weight"),
-    "a bias is another": lambda model: doubled(encoder_layer(model).fc1, "bias"),
-    "a layer trains": lambda model: encoder_layer(model).train(),
-    "dropout is retained": lambda model: drops(encoder_layer(model).dropout_module),
-    "attention dropout is retained": lambda model: drops(encoder_layer(model).self_attn.dropout_module),
-    "dropout of the decoder's embeddings is retained": lambda model: drops(model.decoder.dropout_module),
-    "branches have norms": lambda model: setattr(encoder_layer(model), "residual", PeriNorm(model.encoder.stack, 1)),
-    "branches grow": lambda model: setattr(encoder_layer(model), "residual", BranchNorm(model.encoder.stack, 1)),
-    "LSTM: a matrix is loaded": lambda model: load_doubled(lstm(model)[0].fc2),
-    "LSTM: a bias is another": lambda model: doubled(lstm(model)[1], "bias"),
-    "LSTM: a norm is another": lambda model: doubled(lstm(model)[0].layer_norm, "weight"),
-    "LSTM: a norm of gates is another": lambda model: doubled(lstm(model)[1], "norm_weight"),
-    "LSTM: it trains": lambda model: lstm(model)[0].train(),
-    "LSTM: dropout is retained": lambda model: drops(lstm(model)[0].dropout),
-}
+def make_change(model, part, kind):
+    owner, _, name = part.rpartition(".")
+    owner, given = model.get_submodule(owner), getattr(model.get_submodule(owner), name)
+    if kind == "is new":
+        setattr(owner, name, torch.nn.Parameter(2 * given))
+    elif kind == "is loaded":
+        given.load_state_dict({key: 2 * value for key, value in given.state_dict().items()})
+    elif kind == "drops":
+        given.apply_during_inference = True
+    elif kind == "trains":
+        given.train()
+    else:
+        setattr(owner, name, (PeriNorm if kind == "has norms" else BranchNorm)(model.encoder.stack, 1))
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_of_a_module_are_seen(change, prepared):
     """After kernels have run; dropout, which is left to torch, drops all."""
-    flags = {"lstm_biases": True} if "LSTM" in change else {}
+    flags = {"lstm_biases": True} if "aggregator" in change else {}
     model = prepared(LSTM if flags else PRE, dropout=1.0, attention_dropout=1.0, **flags)
 
     def run():
@@ -119,7 +105,7 @@ def test_changes_of_a_module_are_seen(change, prepared):
 
     before = run()
     near(before, without_kernels(run))
-    CHANGES[change](model)
+    make_change(model, *change.split(" ", 1))
     near(run(), without_kernels(run))
     assert not torch.allclose(run(), before)
 

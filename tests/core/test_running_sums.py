@@ -1,27 +1,18 @@
 """Sums over one buffer whose entries depend on the sums: gradients in any order of use, precision, what is freed.
 
-Running sums have the same weights at all positions (``running_sums.py``, for DLCL), in PyTorch and in Triton's kernels;
-position sums have weights of each position (``position_sums.py``, for dynamic weights).
+Running sums have the same weights at all positions (``running_sums.py``, for DLCL); Triton's are in
+``test_gpu_kernels.py``. Position sums have weights of each position (``position_sums.py``, for dynamic weights).
 """
 
 import pytest
 import torch
 
-from fairseq_deep.core import gpu
 from fairseq_deep.core.aggregators import position_sums
 from fairseq_deep.core.aggregators.running_sums import first_row, next_row
 from tests.helpers.tensors import DOUBLE
 
 T, B, C, K = 3, 2, 12, 20
-each_form = pytest.mark.parametrize("form", ["running", "positions", "kernels"])
-
-
-@pytest.fixture(autouse=True)
-def kernels(request, monkeypatch):
-    """Running sums by Triton's kernels in the interpreter, where the form says so."""
-    if request.node.callspec.params["form"] == "kernels":
-        pytest.importorskip("triton")
-        monkeypatch.setattr(gpu, "on_cpu", True)
+each_form = pytest.mark.parametrize("form", ["running", "positions"])
 
 
 def leaves(form, size=K, groups=1):
@@ -134,9 +125,9 @@ def test_what_a_backward_pass_wants_is_freed_by_it(form):
         assert node.saved_tensors
 
 
-@pytest.mark.parametrize("form, groups", [("running", 1), ("running", 3), ("running", C), ("kernels", 1)])
+@pytest.mark.parametrize("groups", [1, 3, C])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype, form, groups):
+def test_half_precision(dtype, groups):
     """Sums are exact but for two roundings of the result; gradients of weights are exact for the gradients given."""
     size, eps = 31, torch.finfo(dtype).eps
     weights = (masked(torch.randn(groups, size, size), size) / size).requires_grad_()

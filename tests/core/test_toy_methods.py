@@ -3,17 +3,14 @@
 The whole suite of invariances runs over them, and a training run through the command line.
 """
 
-
 import pytest
 
 from fairseq_deep.core.aggregators import AGGREGATORS
-from fairseq_deep.core.diagnostics import depth_record
-from fairseq_deep.core.registry import UsageError
 from tests.helpers.invariances import INVARIANCES
 from tests.helpers.toy_methods import TOYS, register
 
 MODELS = {
-    "aggregator": {"layer_agg": "toy", "toy_dropout": 0.0},
+    "aggregator": {"layer_agg": "toy"},
     "all": {"layer_agg": "toy", "decoder_memory": "toy", "toy_start": 0.3, "residual": "toy", "decoder_attn": "merged"},
     "one side": {"encoder_layer_agg": "toy", "decoder_layer_agg": "dlcl"},
 }
@@ -36,26 +33,3 @@ def test_invariance(name, norm, invariance, build, dictionary):
         return model
 
     INVARIANCES[invariance](make, dictionary)
-
-
-def test_what_a_method_shows_is_recorded(build, batch):
-    model = build("transformer_prenorm_2l2l_tiny", layer_agg="toy").train()
-    model(*batch)[0].sum().backward()
-    record = depth_record(model)
-    assert record["toy_enc_share"] == record["toy_dec_share"] == pytest.approx(0.7)
-
-
-@pytest.mark.parametrize(
-    "flags, words",
-    [
-        ({"layer_agg": "toy", "toy_dropout": 1.0}, "--toy-dropout must be a number from 0 to below 1 (1.0)"),
-        ({"toy_dropout": 0.1}, "--toy-dropout has no effect without --layer-agg toy: add that, or omit it"),
-        ({"layer_agg": "toy", "encoder_layerdrop": 0.1}, "which requires every layer (encoder): omit or change one"),
-    ],
-)
-def test_clashes_are_refused_in_one_line(flags, words, build):
-    with pytest.raises(UsageError) as error:
-        build("transformer_prenorm_2l2l_tiny", **flags)
-    assert words in str(error.value) and "\n" not in str(error.value)
-
-

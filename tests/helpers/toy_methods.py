@@ -4,30 +4,24 @@ import torch
 from torch import nn
 
 from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
-from fairseq_deep.core.fields import PROBABILITY, Option
+from fairseq_deep.core.fields import Option
 from fairseq_deep.core.memories import MEMORIES, Memory
 from fairseq_deep.core.residuals import RESIDUALS, ResidualConnection
 from fairseq_deep.core.stack import Stack
 
 
 class ToyAggregator(Aggregator):
-    """x_{l+1} = dropout(a y_l + (1 - a) y_{l-1}), with dropout of its own."""
+    """x_{l+1} = a y_l + (1 - a) y_{l-1}."""
 
-    options = {"dropout": Option("dropout on each sum", PROBABILITY)}
-
-    def __init__(self, stack: Stack, dropout: float = 0.0):
+    def __init__(self, stack: Stack):
         super().__init__(stack)
         self.share = nn.Parameter(torch.tensor(0.7))
-        self.dropout = nn.Dropout(dropout)
-
-    def record(self):
-        return {"share": self.share.detach()}
 
     def start(self, x):
         return [x, x]
 
     def read(self, state: list[torch.Tensor], layer: int):
-        return self.dropout(self.share * state[1] + (1 - self.share) * state[0]).to(state[1].dtype)
+        return (self.share * state[1] + (1 - self.share) * state[0]).to(state[1].dtype)
 
     def write(self, state: list[torch.Tensor], layer: int, output):
         return [state[1], output]
