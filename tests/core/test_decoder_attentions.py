@@ -19,6 +19,7 @@ from tests.helpers.invariances import NEAR
 from tests.helpers.models import POSTNORM, make_batch
 from tests.helpers.tensors import DOUBLE, assert_same, saved_bytes, shake
 from tests.reference import naive_luna, naive_ssru
+from tests.reference.naive_attention import linear
 
 PAD, B, C, H, L, LAYERS = 1, 3, 16, 2, 3, 3
 HELD = {"running_sum": "vector", "recurrent_state": "vector", "luna_means": "vector", "target": "cache"}
@@ -127,13 +128,12 @@ def test_all_positions_at_once_equal_one_after_the_other(length, compiles, monke
     monkeypatch.setattr(luna_causal, "BLOCK", 2)
     x, p = (torch.randn(size, B, C, **DOUBLE).requires_grad_() for size in (length, L))
     recurrence, attention = shake(Ssru(C).double()), shake(luna().double())
-    gate, words = (recurrence.gate.weight, recurrence.gate.bias), torch.ones(B, length, dtype=torch.bool)
-    wanted = naive_ssru.ssru(x, words, gate, recurrence.input_proj.weight)
+    wanted = naive_ssru.ssru(x, torch.ones(B, length, dtype=torch.bool), recurrence)
     assert_same(recurrence(x, causal=True)[0], wanted, [x, *recurrence.parameters()])
     named = projections(attention, ("q", "k", "v", "pq", "pc", "out"))
     heads = torch.stack([naive_luna.causal(x[:, b], p[:, b], named, H) for b in range(B)], dim=1)
-    wanted = heads @ named["out"][0].T + named["out"][1]
-    assert_same(attention(x, causal=True, memory=torch.cat([p, p]))[0], wanted, [x, p, *attention.parameters()], True)
+    wanted, found = linear(heads, named["out"]), attention(x, causal=True, memory=torch.cat([p, p]))[0]
+    assert_same(found, wanted, [x, p, *attention.parameters()], True)
 
 
 def test_open_and_closed_gates_over_a_thousand_positions(compiles):

@@ -32,11 +32,7 @@ def test_layerscale_starts_by_the_depth_of_its_stack(depth, start):
 
 
 FACTORS = [  # of stacks with 3 and 2 layers
-    ({}, 1 / 3, 1 / 2),
-    ({"completep_base": 6.0}, 2.0, 3.0),
     ({"completep_base": 6.0, "encoder_completep_base": 1.5}, 0.5, 3.0),
-    ({"decoder_completep_base": 0.5}, 1 / 3, 0.25),
-    ({"completep_alpha": 0.5}, 3**-0.5, 2**-0.5),
     ({"completep_alpha": 0.0, "decoder_completep_alpha": 0.5}, 1.0, 2**-0.5),
 ]
 

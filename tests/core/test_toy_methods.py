@@ -1,13 +1,13 @@
 """Methods that the package does not know (``tests/helpers/toy_methods.py``), used without an edit to it.
 
-The whole suite of invariances runs over them, and a training run through the command line.
+The whole suite of invariances runs over them; ``tests/plugin/test_plugins.py`` has all commands with one.
 """
 
 import pytest
 
 from fairseq_deep.core.aggregators import AGGREGATORS
 from tests.helpers.invariances import INVARIANCES
-from tests.helpers.toy_methods import TOYS, register
+from tests.helpers.toy_methods import TOYS
 
 MODELS = {
     "aggregator": {"layer_agg": "toy"},
@@ -18,9 +18,10 @@ MODELS = {
 
 @pytest.fixture(autouse=True)
 def toys(monkeypatch):
-    for registry in {id(registry): registry for registry, _, _ in TOYS}.values():
+    """Known as "toy", as by a module in the package's folders."""
+    for registry, method in TOYS:
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    register()
+        registry.register("toy")(method)
 
 
 @pytest.mark.parametrize("invariance", INVARIANCES)

@@ -34,8 +34,5 @@ def start(stack, tokens):
 
 
 def projections(module, names=("q", "k", "v", "out")):
-    """Matrix and bias of each; packing has no output matrix."""
-    linears = {name: getattr(module, f"{name}_proj") for name in names}
-    identity = torch.eye(len(module.v_proj.weight)).double(), None
-    return {name: (linear.weight, linear.bias) if hasattr(linear, "weight") else identity
-            for name, linear in linears.items()}  # fmt: skip
+    """The linear layer of each; packing has no output matrix."""
+    return {name: getattr(module, f"{name}_proj") for name in names}

@@ -55,14 +55,4 @@ class ToyResidual(ResidualConnection):
         return (x + self.weight[sublayer] * output + self.bottom * bottom).to(x.dtype)
 
 
-TOYS = [
-    (AGGREGATORS, "toy", ToyAggregator),
-    (MEMORIES, "toy", ToyMemory),
-    (RESIDUALS, "toy", ToyResidual),
-]
-
-
-def register():
-    """Make the toys known, as a module in the package's folders does where it is imported."""
-    for registry, name, method in TOYS:
-        registry.register(name)(method)
+TOYS = [(AGGREGATORS, ToyAggregator), (MEMORIES, ToyMemory), (RESIDUALS, ToyResidual)]

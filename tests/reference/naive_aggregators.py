@@ -10,10 +10,10 @@ import torch
 
 from tests.helpers.equations import affine, norm
 
+from .naive_attention import gelu
 from .naive_dlcl import combine, layer_norm
 from .naive_dropout import dropped
 from .naive_hyper import hyper_connections
-from .naive_lstm import gelu
 from .naive_mlrf import fuse
 from .naive_ode import step
 from .naive_routing import aggregate as route

@@ -1,4 +1,4 @@
-"""Attention with all options of layers, query by query and head by head; norms and gated feed-forward networks."""
+"""Attention with all options of layers, query by query and head by head; norms, linear and activation functions."""
 
 import functools
 import math
@@ -10,6 +10,18 @@ from .naive_dropout import dropped
 
 def sigmoid(x):
     return 1 / (1 + torch.exp(-x))
+
+
+def gelu(x):
+    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+
+
+def linear(x, module, rows=slice(None)):
+    """W x + b of a *module*, or of some *rows* of it; b may be missing, and x may stay as it is."""
+    if getattr(module, "weight", None) is None:
+        return x
+    y = x @ module.weight[rows].T
+    return y if module.bias is None else y + module.bias[rows]
 
 
 def rms_norm(x, gain, eps=1e-6):
@@ -32,15 +44,11 @@ def rotate(x, position):
 def attention(query, memory, projections, num_heads, visible, relative=None, relative_value=None, options=None):
     """Output (T x B x C) and weights (H x B x T x S) of multi-head attention of *query* to *memory* (S x B x any).
 
-    projections: {"q", "k", "v", "out": (matrix, bias or None)}; visible(b, i, j): whether query i of sentence b may see
+    projections: {"q", "k", "v", "out": module}; visible(b, i, j): whether query i of sentence b may see
     key j; relative(i, j), relative_value(i, j): the vectors that are added to key and value j for query i, or None;
     options: "q_norm" and "k_norm" (gains), "rotary", "gate" (a matrix), "output_norm" (a function), "values" (S x B x
     C instead of those of the projection). Keys and values may have fewer heads, each for a group of queries.
     """
-
-    def project(name, x):
-        matrix, bias = projections[name]
-        return x @ matrix.T if bias is None else x @ matrix.T + bias
 
     def place(x, name, position):
         gain = options.get(f"{name}_norm")
@@ -55,8 +63,8 @@ def attention(query, memory, projections, num_heads, visible, relative=None, rel
         return slice(head // group * size, (head // group + 1) * size)
 
     options = options or {}
-    q, k, v = project("q", query), project("k", memory), options.get("values")
-    v = project("v", memory) if v is None else v
+    q, k, v = linear(query, projections["q"]), linear(memory, projections["k"]), options.get("values")
+    v = linear(memory, projections["v"]) if v is None else v
     size = query.size(2) // num_heads
     group = num_heads * size // k.size(2)
     rows, all_weights = [], torch.zeros(num_heads, query.size(1), len(query), len(memory), dtype=query.dtype)
@@ -81,7 +89,7 @@ def attention(query, memory, projections, num_heads, visible, relative=None, rel
                 x = x * (gate if len(gate) == len(x) else gate.repeat_interleave(size))
             sentences.append(x if options.get("output_norm") is None else options["output_norm"](x))
         rows.append(torch.stack(sentences))
-    return project("out", torch.stack(rows)), all_weights
+    return linear(torch.stack(rows), projections["out"]), all_weights
 
 
 def relative_vector(table, clip, causal):
@@ -98,13 +106,3 @@ def relative_vector(table, clip, causal):
         return table[clip + min(max(distance, -clip), clip)]
 
     return relative
-
-
-def gated_feed_forward(module, x, gate, norm=lambda x: x):
-    """W_2 (act(W_1 x) * V x) (Shazeer, 2020, Eq. 6); *norm*: a function of the hidden values."""
-    a, b = x @ module.fc1.weight.t(), x @ module.fc_linear.weight.t()
-    if gate == "swiglu":
-        a = a / (1 + (-a).exp())
-    else:
-        a = a * 0.5 * (1 + torch.erf(a / 2**0.5))
-    return norm(dropped(a * b, "activation_dropout")) @ module.fc2.weight.t()

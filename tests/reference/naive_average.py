@@ -2,7 +2,7 @@
 
 import torch
 
-from .naive_attention import attention, sigmoid
+from .naive_attention import attention, linear, sigmoid
 from .naive_dropout import dropped
 
 
@@ -23,15 +23,13 @@ def mean(x, mask):
     return torch.stack([mask[b].to(x) @ x[:, b] for b in range(x.size(1))], dim=1)
 
 
-def average_attention(x, mask, gate, ffn=None):
-    """h of *x*; gate: (W, b); ffn: (W_1, b_1, W_2, b_2) or None."""
+def average_attention(x, mask, module):
+    """h of *x*; the *module* may have a feed-forward network."""
     g = mean(x, mask)
-    if ffn is not None:
-        w_1, b_1, w_2, b_2 = ffn
-        hidden = g @ w_1.T + b_1
-        g = dropped(hidden * (hidden > 0), "activation_dropout") @ w_2.T + b_2
-    weight, bias = gate
-    gates = sigmoid(torch.cat([x, g], dim=-1) @ weight.T + bias)
+    if module.fc1 is not None:
+        hidden = linear(g, module.fc1)
+        g = linear(dropped(hidden * (hidden > 0), "activation_dropout"), module.fc2)
+    gates = sigmoid(linear(torch.cat([x, g], dim=-1), module.gate))
     width = x.size(-1)
     return gates[..., :width] * x + gates[..., width:] * g
 
@@ -43,9 +41,5 @@ def merged(x, memory, projections, num_heads, visible, mask, norm=lambda x: x):
 
     projections, visible: see :func:`naive_attention.attention`.
     """
-    heads = {**projections, "out": (torch.eye(x.size(-1)).to(x), None)}
-    o, weights = attention(x, memory, heads, num_heads, visible)
-    (w_v, b_v), (w_o, b_o) = projections["v"], projections["out"]
-    values = x @ w_v.T if b_v is None else x @ w_v.T + b_v
-    output = norm(o + mean(values, mask)) @ w_o.T
-    return (output if b_o is None else output + b_o), weights
+    o, weights = attention(x, memory, {**projections, "out": None}, num_heads, visible)
+    return linear(norm(o + mean(linear(x, projections["v"]), mask)), projections["out"]), weights

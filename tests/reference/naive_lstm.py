@@ -1,25 +1,12 @@
 """Depth-wise LSTM and RNN (Xu et al., 2024, Eq. 1-8) in the plainest form: one thing after the other."""
 
-import math
-
 import torch
 
-from .naive_attention import sigmoid
+from .naive_attention import gelu, linear, sigmoid
 from .naive_dlcl import layer_norm
 from .naive_dropout import dropped
 
-
-def gelu(x):
-    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
-
-
 GLU = {"sigmoid": sigmoid, "gelu": gelu, "swish": lambda x: x * sigmoid(x), "relu": lambda x: x * (x > 0)}
-
-
-def linear(x, module, rows=slice(None)):
-    """W x + b with some *rows* of the matrix; b may be missing."""
-    y = x @ module.weight[rows].T
-    return y if module.bias is None else y + module.bias[rows]
 
 
 def hidden(c, module, glu):

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from .naive_attention import linear
 from .naive_dropout import dropped
 
 
@@ -14,13 +15,8 @@ def softplus(z):
 
 def causal(x, p, projections, heads):
     """The heads (T x C) for the words *x* of a sentence; projections: "q", "k", "v", and "pq" and "pc" of p and x."""
-
-    def project(name, rows):
-        matrix, bias = projections[name]
-        return rows @ matrix.T if bias is None else rows @ matrix.T + bias
-
     size, outputs = x.size(-1) // heads, []
-    q, k, v, c, pq = *(project(name, x) for name in ("q", "k", "v", "pc")), project("pq", p)
+    q, k, v, c, pq = (linear(p if name == "pq" else x, projections[name]) for name in ("q", "k", "v", "pc", "pq"))
     for head in range(heads):
         own, rows = slice(head * size, (head + 1) * size), []
         keys, values = torch.zeros(size, len(p)).to(x), torch.zeros(len(p), size).to(x)

@@ -13,7 +13,7 @@ import torch
 from tests.helpers.equations import LANGUAGES, affine, norm, projections, start
 
 from . import naive_aggregators, naive_average, naive_lstm, naive_memories, naive_residuals, naive_ssru
-from .naive_attention import attention, gated_feed_forward, relative_vector, sigmoid
+from .naive_attention import attention, gelu, linear, relative_vector, sigmoid
 from .naive_dropout import dropped
 from .naive_luna import causal
 
@@ -116,9 +116,7 @@ def packed_causal(own, p, context):
         if own.gate is not None:
             gates = sigmoid(x @ own.gate.weight.T)
             heads = heads * gates.repeat_interleave(x.size(-1) // gates.size(-1), dim=-1)
-        matrix, bias = named["out"]
-        output = norm(own.output_norm)(heads) @ matrix.T
-        return output if bias is None else output + bias
+        return linear(norm(own.output_norm)(heads), named["out"])
 
     return function
 
@@ -126,25 +124,22 @@ def packed_causal(own, p, context):
 def to_target(own, context):
     """F of a decoder's attention to its own positions, or of what takes its place."""
     if "average" in context.kind:
-        linears = [linear for linear in (own.fc1, own.fc2) if linear is not None]
-        ffn = [part for linear in linears for part in (linear.weight, linear.bias)]
-        gate = (own.gate.weight, own.gate.bias)
-        return lambda x: naive_average.average_attention(x, context.means, gate, ffn or None)
+        return lambda x: naive_average.average_attention(x, context.means, own)
     if context.kind == "ssru":
-        words, gate = context.means.diagonal(dim1=1, dim2=2) > 0, (own.gate.weight, own.gate.bias)
-        return lambda x: naive_ssru.ssru(x, words, gate, own.input_proj.weight)
+        return lambda x: naive_ssru.ssru(x, context.means.diagonal(dim1=1, dim2=2) > 0, own)
     return attend(own, None, context.earlier, context, True)
 
 
 def feed_forward(layer, stack):
     """F of a feed-forward sub-layer."""
-    if layer.fc_linear is not None:
-        return lambda x: gated_feed_forward(layer, x, stack.ffn, norm(layer.ffn_norm))
 
     def function(x):
-        hidden = x @ layer.fc1.weight.T + layer.fc1.bias
-        hidden = norm(layer.ffn_norm)(dropped(hidden * (hidden > 0), "activation_dropout"))
-        return hidden @ layer.fc2.weight.T + layer.fc2.bias
+        hidden = linear(x, layer.fc1)
+        if layer.fc_linear is None:
+            hidden = hidden * (hidden > 0)
+        else:  # Shazeer, 2020, Eq. (6)
+            hidden = (hidden * sigmoid(hidden) if stack.ffn == "swiglu" else gelu(hidden)) * linear(x, layer.fc_linear)
+        return linear(norm(layer.ffn_norm)(dropped(hidden, "activation_dropout")), layer.fc2)
 
     return function
 
