@@ -1,15 +1,15 @@
-"""fairseq-deep score: each measure against sacreBLEU itself, and tokenised BLEU against its definition."""
+"""fairseq-deep score: measures and paired bootstrap against sacreBLEU itself, tokenised BLEU against its definition."""
 
-import gzip
-import io
 import json
 import math
-import sys
+import os
 
 import pytest
 import sacrebleu
+from sacrebleu.significance import PairedTest
 
 from fairseq_deep.tools import score as tool
+from fairseq_deep.tools import significance
 from fairseq_deep.tools.generated import best, parse_generated
 from fairseq_deep.tools.input_text import read_lines
 
@@ -25,6 +25,7 @@ HYPOTHESES = [
     "\u00c4pfel, Birnen und Oel: das kostet 3,50 Euro.",
     "A well-known state-of-the-art system was used.",
 ]
+SECOND = [line.replace("the", "a") for line in HYPOTHESES]  # other references
 
 
 @pytest.fixture
@@ -51,18 +52,23 @@ def write(folder, **texts):
     return [str(folder / name) for name in texts]
 
 
-def test_the_default_is_sacrebleu_with_its_signature(files, score):
-    lines, result, _ = score("--sys", files[0], "--ref", files[1])
-    expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES])
-    assert lines[-1] == f"BLEU = {expected.score:.2f}"
-    assert result["bleu"] == pytest.approx(expected.score, abs=1e-9)
-    assert result["precisions"] == pytest.approx(expected.precisions)
+@pytest.mark.parametrize("words, sets, settings, part", [
+    ([], [REFERENCES], {}, "tok:13a"), (["--ref", "second"], [REFERENCES, SECOND], {}, "nrefs:2"),
+    (["--lang", "de"], [REFERENCES], {"trg_lang": "de"}, "tok:13a"),
+    (["--lang", "zh"], [REFERENCES], {"trg_lang": "zh"}, "tok:zh"),
+])  # fmt: skip
+def test_the_default_is_sacrebleu_with_its_signature(files, score, tmp_path, monkeypatch, words, sets, settings, part):
+    write(tmp_path, second=SECOND)
+    monkeypatch.chdir(tmp_path)
+    lines, result, _ = score("--sys", files[0], "--ref", files[1], *words)
+    metrics = sacrebleu.BLEU(**settings), sacrebleu.CHRF()
+    expected, chrf = (metric.corpus_score(HYPOTHESES, sets) for metric in metrics)
+    assert lines[-1] == f"BLEU = {expected.score:.2f}" and part in result["signature"]
+    assert [result["bleu"], result["chrf"]] == pytest.approx([expected.score, chrf.score], abs=1e-9)
+    assert result["precisions"] == pytest.approx(expected.precisions) and result["sentences"] == 4
     assert (result["hypothesis_length"], result["reference_length"]) == (expected.sys_len, expected.ref_len)
-    assert result["chrf"] == pytest.approx(sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score)
-    assert "case:mixed" in result["signature"] and "tok:13a" in result["signature"]
-    assert sacrebleu.__version__ in result["signature"]
-    assert any(line.startswith("signature") and result["signature"] in line for line in lines)
-    assert (result["sentences"], result["hypotheses"], result["references"]) == (4, *files)
+    signatures = [str(metric.get_signature()) for metric in metrics]
+    assert [result["signature"], result["chrf_signature"]] == signatures and signatures[0] in "\n".join(lines)
 
 
 def plain(hypotheses, references):
@@ -71,34 +77,14 @@ def plain(hypotheses, references):
 
 
 def test_tokenised_and_compound_split_are_plain_bleu_and_labelled(files, score):
-    lines, *_ = score("--sys", files[0], "--ref", files[1], "--tokenized")
-    assert lines[-1] == f"BLEU = {plain(HYPOTHESES, REFERENCES):.2f}" and "tok:none" in "\n".join(lines)
-    assert lines[0].startswith("measure") and "tokenised BLEU" in lines[0]
-    lines, *_ = score("--sys", files[0], "--ref", files[1], "--compound-split")
-    split = plain(*([tool.split_compounds(line) for line in side] for side in (HYPOTHESES, REFERENCES)))
-    assert lines[-1] == f"BLEU = {split:.2f}" and split > plain(HYPOTHESES, REFERENCES) and "inflated" in lines[0]
-
-
-@pytest.mark.parametrize("lang", ["de", "zh"])
-def test_the_language_chooses_the_tokeniser_of_sacrebleu(files, score, lang):
-    _, result, _ = score("--sys", files[0], "--ref", files[1], "--lang", lang)
-    expected = sacrebleu.BLEU(trg_lang=lang)
-    assert result["bleu"] == pytest.approx(expected.corpus_score(HYPOTHESES, [REFERENCES]).score)
-    assert ("tok:zh" if lang == "zh" else "tok:13a") in result["signature"]
-
-
-def test_several_sets_of_references(files, score, tmp_path):
-    second = [line.replace("the", "a") for line in HYPOTHESES]
-    write(tmp_path, second=second)
-    lines, result, _ = score("--sys", files[0], "--ref", files[1], "--ref", tmp_path / "second")
-    metrics = sacrebleu.BLEU(), sacrebleu.CHRF()
-    expected = [metric.corpus_score(HYPOTHESES, [REFERENCES, second]).score for metric in metrics]
-    assert [result["bleu"], result["chrf"]] == pytest.approx(expected) and lines[-1] == f"BLEU = {expected[0]:.2f}"
-    assert result["signature"] == str(metrics[0].get_signature()) and "nrefs:2" in result["signature"]
-    assert result["chrf_signature"] == str(metrics[1].get_signature())
-    assert result["references"] == [files[1], str(tmp_path / "second")]
-    one = tool.compute(HYPOTHESES, [REFERENCES], "compound-split")["bleu"]
-    assert tool.compute(HYPOTHESES, [REFERENCES, second], "compound-split")["bleu"] > one
+    split = [[tool.split_compounds(line) for line in side] for side in (HYPOTHESES, REFERENCES)]
+    expected = plain(HYPOTHESES, REFERENCES), plain(*split)
+    assert expected[0] < expected[1]
+    for measure, bleu, label in zip(("tokenized", "compound-split"), expected, ("tokenised BLEU", "inflated")):
+        words = ["--ref", files[1], f"--{measure}", "--sys", files[0]]
+        lines, *_ = score(*words)
+        assert lines[-1] == f"BLEU = {bleu:.2f}" and label in lines[0] and "tok:none" in "\n".join(lines)
+        assert score(*words, files[1], "--resamples", 9)[0][-1] == f"{lines[-1]} 100.00"
 
 
 # 7 and 4 words; their references have 9, 6, 5, 8 and 8, 7, 6, 9
@@ -139,23 +125,10 @@ def test_compound_split_is_one_pass_without_overlap(line, split):
     assert tool.split_compounds(line) == split
 
 
-SEPARATED = ["one\u2028two three four five", "six\u0085seven eight nine ten", "", "eleven\x0ctwelve \x1cthirteen"]
-
-
-@pytest.mark.parametrize("data", [
-    "\n".join(SEPARATED).encode(), "".join(f"{line}\n" for line in SEPARATED).encode(),
-    b"\xef\xbb\xbf" + "\r\n".join(SEPARATED).encode(), gzip.compress("\n".join(SEPARATED).encode()),
-], ids=["no last newline", "newlines", "of Windows", "gzip"])  # fmt: skip
-def test_lines_end_at_newlines_alone(tmp_path, score, data, monkeypatch):
-    """In a file or on standard input, with a byte order mark, compressed, whatever its name."""
-    write(tmp_path, ref=SEPARATED)
-    (tmp_path / "sys").write_bytes(data)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-    for name in [tmp_path / "sys", *["-"] * (data[:1] != b"\x1f")]:
-        lines, result, _ = score("--sys", name, "--ref", tmp_path / "ref")
-        assert result["sentences"] == 4 and lines[-1] == "BLEU = 100.00"
-    (tmp_path / "odd").write_text("a\u2028b\rc\n\n", newline="")
-    assert read_lines(str(tmp_path / "odd")) == ["a\u2028b\rc", ""]
+def test_lines_end_at_newlines_alone(tmp_path):
+    line = "one\u2028two\u0085three\x0cfour\x1cfive\rsix"
+    (tmp_path / "odd").write_text(f"{line}\n\n", encoding="utf-8", newline="")
+    assert read_lines(str(tmp_path / "odd")) == [line, ""]
 
 
 def test_what_looks_wrong_is_warned_about(tmp_path, score):
@@ -173,24 +146,43 @@ def test_what_looks_wrong_is_warned_about(tmp_path, score):
         assert "in the order and the language" in errors
 
 
-@pytest.mark.parametrize("measure", [[], ["--tokenized"], ["--compound-split"]])
-def test_several_systems(measure, files, tmp_path, score):
-    """Each score as alone; p as of the pairs with --against."""
-    better = write(tmp_path, better=[HYPOTHESES[0], *REFERENCES[1:]])
-    words, systems = [*measure, "--ref", files[1]], [files[0], *better, files[1]]
-    alone = [score("--sys", path, *words)[0][-1].removeprefix("BLEU = ") for path in systems]
-    printed, record, _ = score("--sys", *systems[:2], "--sys", systems[2], *words, "--resamples", 50)
-    assert printed[-1] == f"BLEU = {' '.join(alone)}" and alone[0] != alone[1] != alone[2]
-    start = next(number for number, line in enumerate(printed, 1) if "95 % interval" in line)
-    rows = [line.removeprefix("BLEU").split() for line in printed[start : start + 3]]
-    assert [row[:2] for row in rows] == [list(pair) for pair in zip(systems, alone)]
-    assert float(rows[1][-2]) == pytest.approx(float(alone[1]) - float(alone[0]), abs=0.011)
-    found = record["systems"]
-    assert found[0]["BLEU"]["p"] is None and all(0 < each["BLEU"]["p"] <= 1 for each in found[1:])
-    if not measure:
-        _, record, _ = score("--sys", systems[1], *words, "--against", systems[0], "--resamples", 50)
-        pair = record["against"]["measures"]
-        assert [found[1][name]["p"] for name in ("BLEU", "chrF")] == [pair[name]["p"] for name in ("BLEU", "chrF")]
+def test_systems_are_compared_by_sacrebleus_paired_bootstrap(files, tmp_path, score, monkeypatch):
+    """With a fixed seed: several in one table, and two by --against a run or a file."""
+    texts = HYPOTHESES, [HYPOTHESES[0], *REFERENCES[1:]], REFERENCES
+    metrics, sets = {"BLEU": sacrebleu.BLEU(), "chrF": sacrebleu.CHRF()}, [REFERENCES, SECOND]
+    _, expected = PairedTest([*zip("abc", texts)], metrics, sets, "bs", 50)()
+    monkeypatch.setenv("SACREBLEU_SEED", "7")
+    systems = [files[0], *write(tmp_path, better=texts[1]), files[1]]
+    words = ["--ref", files[1], "--ref", *write(tmp_path, second=SECOND), "--resamples", 50]
+    printed, record, _ = score("--sys", *systems[:2], "--sys", systems[2], *words)
+    assert os.environ["SACREBLEU_SEED"] == "7" and "50 resamples, seed 12345" in "\n".join(printed)
+    assert printed[-1] == "BLEU = " + " ".join(f"{each.score:.2f}" for each in expected["BLEU"])
+    (tmp_path / "run").mkdir()
+    write(tmp_path / "run", **{"test.hyp.de": HYPOTHESES, "test.hyp.en": REFERENCES, "test.ref.de": REFERENCES,
+                               "test.ref1.de": SECOND})  # fmt: skip
+    for name, key in (("BLEU", "BLEU"), ("chrF", "chrF2")):
+        want = [{"score": each.score, "mean": float(each.mean), "ci": float(each.ci)} for each in expected[key]]
+        found = [each[name] for each in record["systems"]]
+        assert found == [{**each, "p": one.p_value} for each, one in zip(want, expected[key])] and 0 < found[1]["p"] < 1
+        for other in ("run", "run/test.hyp.de"):
+            _, pair, _ = score("--sys", systems[1], *words, "--lang", "de", "--against", tmp_path / other)
+            against = pair["against"]["measures"][name]
+            assert (against["other"], against["ours"], against["p"]) == (want[0], want[1], found[1]["p"])
+            assert against["difference"] == want[1]["score"] - want[0]["score"] and "bs:50|" in against["signature"]
+    rows = [line.removeprefix("BLEU").split() for line in printed if line.lstrip("BLEU ").startswith(str(tmp_path))]
+    assert [row[1] for row in rows[:3]] == printed[-1].split()[2:]
+    assert [f"{float(row[-2]):.1f}" for row in rows[1:3]] == [f"{each.score - expected['BLEU'][0].score:.1f}"
+                                                              for each in expected["BLEU"][1:]]  # fmt: skip
+
+
+def test_the_same_text_and_texts_of_one_score_are_no_difference(files, score):
+    words = ["--sys", files[0], "--ref", files[1], "--against", files[0]]
+    assert "\n".join(score(*words, "--resamples", 50)[0]).count("+0.00  1.000") == 2
+    # a wrong word instead of another: no statistic of BLEU differs
+    one, other = ([line.replace("girl", word) for line in REFERENCES] for word in ("quux", "quiz"))
+    found = significance.paired_bootstrap([("a", one), ("b", other)], [REFERENCES], {"BLEU": sacrebleu.BLEU()}, 50)
+    first, second = found["BLEU"].systems
+    assert one != other and first["score"] == second["score"] < 100 and second["p"] == 1.0
 
 
 def generation(hypothesis, reference="a house is here", decoded=None):
