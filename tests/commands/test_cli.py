@@ -17,8 +17,7 @@ import pytest
 import fairseq_deep
 from fairseq_deep import cli
 from fairseq_deep.errors import UsageError, printable
-from fairseq_deep.tools.output_files import check_outputs, replacing, write_text
-from fairseq_deep.tools.tables import format_table
+from fairseq_deep.tools.output_files import check_outputs
 from tests.helpers.paths import ALONE, ROOT
 
 COMMAND = [sys.executable, str(ALONE), "deep"]  # as importing fairseq takes seconds
@@ -101,22 +100,6 @@ def test_messages_show_no_control_characters(command):
     with pytest.raises(SystemExit) as end:
         fails()
     assert end.value.code == "refused é \\x1b[31mb\\u202e\\ud800"
-
-
-def test_a_table_is_aligned():
-    assert format_table([("a", "10", "x"), ("bbb", "2", "")], right=(1,)) == "a    10  x\nbbb   2"
-
-
-def test_writing_that_fails_leaves_the_old_file_and_no_other(tmp_path):
-    target = tmp_path / "out"
-    target.write_text("old")
-    with pytest.raises(ValueError, match="midway"), replacing(str(target)) as temporary:
-        with open(temporary, "w") as file:
-            file.write("half")
-        raise ValueError("midway")
-    assert target.read_text() == "old" and os.listdir(tmp_path) == ["out"]
-    write_text(str(target), "new\n")
-    assert target.read_bytes() == b"new\n" and os.listdir(tmp_path) == ["out"]
 
 
 def test_new_files_and_what_the_command_wrote_itself_are_no_inputs(tmp_path):

@@ -24,22 +24,6 @@ def check_of(name):
     return next(row for row in doctor.ROWS if row.name == name).run()
 
 
-@pytest.fixture
-def without(monkeypatch):
-    """A function that makes the import of a module fail with a message."""
-    real = importlib.import_module
-
-    def install(missing, message):
-        def fake(name, package=None):
-            if name == missing or name.startswith(missing + "."):
-                raise ImportError(message)
-            return real(name, package)
-
-        monkeypatch.setattr(importlib, "import_module", fake)
-
-    return install
-
-
 def test_the_report_of_this_environment(command):
     code, out, _ = command("doctor", "--json")
     report = json.loads(out)
@@ -54,24 +38,23 @@ def test_the_report_of_this_environment(command):
     assert all(check["reason"] for check in report["checks"] if check["state"] in ("warn", "FAIL"))
 
 
-def broken():
-    raise Problem("FAIL", "broken", "because", "do this")
+def raising(error):
+    def test():
+        raise error
 
-
-def odd():
-    raise OSError("no such thing")
+    return test
 
 
 def test_the_table_gives_reasons_and_fixes_then_the_verdict(monkeypatch, command):
     """A row without a value, or without its module, is left out; a check that breaks is a warning."""
-    rows = Row("one", lambda: "fine"), Row("second", broken), Row("none", lambda: ""), Row("other", odd, ("no.module",))
-    rows += (Row("last", odd),)
+    odd = raising(OSError("no such thing"))
+    rows = Row("one", lambda: "fine"), Row("none", lambda: ""), Row("other", odd, ("no.module",)), Row("last", odd)
+    rows += (Row("second", raising(Problem("FAIL", "broken", "because", "do this"))),)
     monkeypatch.setattr(doctor, "ROWS", rows)
-    monkeypatch.setattr(doctor, "_patches", lambda: [])
     assert command("doctor")[:2] == (1, (
-        "one     ok    fine\nsecond  FAIL  broken\nlast    warn  cannot be checked\n\n"
-        "second: because\n  fix: do this\n\n"
+        "one     ok    fine\nlast    warn  cannot be checked\nsecond  FAIL  broken\n\n"
         f"last: OSError: no such thing\n  fix: {doctor.SET_UP}\n\n"
+        "second: because\n  fix: do this\n\n"
         "Training does not work here: second.\nPackaged models can be translated here.\n"
     ))  # fmt: skip
 
@@ -96,27 +79,29 @@ def test_errors_are_one_line_with_another_fairseq(monkeypatch, capsys):
     assert capsys.readouterr().err == "fairseq_deep: --a: problem; fix\na traceback\n"
 
 
-@pytest.mark.parametrize("missing, message, name, words", [
-    ("torch", "no torch today", "torch", [doctor.SET_UP, "no torch today"]),
-    ("numpy", "no numpy today", "numpy", ["no numpy today"]),
-    ("fairseq", "mutable default <class 'X'> for field common is not allowed", "fairseq", ["0.12.2+deep9"]),
-    ("fairseq.libbleu", "no libbleu", "extensions", ["missing: libbleu"]),
+@pytest.mark.parametrize("missing, message, name, state, words, omitted", [
+    ("torch", "no torch today", "torch", "FAIL", [doctor.SET_UP, "no torch today"], ["GPU"]),
+    ("numpy", "no numpy today", "numpy", "FAIL", ["no numpy today"], []),
+    ("fairseq", "mutable default <class 'X'> for field common is not allowed", "fairseq", "FAIL", ["0.12.2+deep9"],
+     ["extensions"]),
+    ("fairseq.libbleu", "no libbleu", "extensions", "FAIL", ["missing: libbleu"], []),
+    ("fairseq.safe_load", "there is none", "fairseq", "warn",
+     ["not our build", "run code", "--required-batch-size-multiple 1", doctor.OUR_BUILD], []),
 ])  # fmt: skip
-def test_what_cannot_be_imported_is_fatal(without, missing, message, name, words):
-    """And checks that need it are left out."""
-    without(missing, message)
+def test_what_cannot_be_imported(missing, message, name, state, words, omitted, monkeypatch):
+    """Checks that need it are left out."""
+    real = importlib.import_module
+
+    def fake(name, package=None):
+        if name == missing or name.startswith(missing + "."):
+            raise ImportError(message)
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", fake)
     check = check_of(name)
     told = f"{check.value} {check.reason} {check.cure}"
-    assert check.state == "FAIL" and all(word in told for word in words), told
-    omitted = {"torch": ["GPU"], "fairseq": ["extensions"]}.get(missing, [])
+    assert check.state == state and all(word in told for word in words), told
     assert [row.name for row in doctor.ROWS if missing in row.needs and row.run() is None] == omitted
-
-
-def test_another_build_of_fairseq(without):
-    without("fairseq.safe_load", "there is none")
-    check = check_of("fairseq")
-    assert (check.state, check.cure) == ("warn", doctor.OUR_BUILD) and "not our build" in check.value
-    assert "run code" in check.reason and "--required-batch-size-multiple 1" in check.reason
 
 
 def test_a_plugin_that_cannot_be_imported(monkeypatch, tmp_path):
