@@ -2,57 +2,32 @@
 
 import gzip
 import hashlib
+import html
 import http.client
-import http.server
+import io
 import json
 import multiprocessing
-import os
-import re
 import resource
-import threading
 import urllib.parse
-from pathlib import Path
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
-from sacrebleu.dataset import DATASETS
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.recipes.text import fetch, rebuild
 from tests.helpers.paths import ROOT
-from tests.helpers.recipes import LANGS, lines, pack, sgm
+from tests.helpers.recipes import lines, pack, sgm
 
-WMT16 = ROOT / "examples/wmt16_ende/corpus.json"
 DESCRIPTIONS = sorted((ROOT / "examples").glob("*/*.json"))
 
 
-@pytest.fixture
-def home(tmp_path):
-    """The five archives of WMT16 in small."""
-    folder = tmp_path / "home"
-    folder.mkdir()
-    parts = {
-        "de-en.tgz": "europarl-v7.de-en",
-        "training-parallel-commoncrawl.tgz": "commoncrawl.de-en",
-        "training-parallel-nc-v11.tgz": "training-parallel-nc-v11/news-commentary-v11.de-en",
-    }
-    for name, prefix in parts.items():
-        text = prefix.split("/")[-1].split(".")[0]
-        pack(folder / name, {f"{prefix}.{lang}": f"{text} {lang} 1\n{text} {lang} 2\n" for lang in LANGS})
-    dev = {f"dev/newstest2013.{lang}": f"valid {lang}\n" for lang in LANGS}
-    dev["dev/newstest2014-deen-src.de.sgm"] = sgm("A &amp; B", "zwei")
-    dev["dev/newstest2014-deen-ref.en.sgm"] = sgm("A &amp; B", "two")
-    pack(folder / "dev.tgz", dev)
-    pack(folder / "test.tgz", {"test/newstest2016-ende-src.en.sgm": sgm("other")})
-    return folder
+def downloads(folder, **options):
+    return fetch.Downloads(SimpleNamespace(options=Recipe(**options), path=lambda name: str(folder)))
 
 
-def downloads(folder):
-    return fetch.Downloads(SimpleNamespace(options=Recipe(), path=lambda name: str(folder)))
-
-
-def make(tmp_path, url, checksums="", description=WMT16, langs=LANGS):
+def make(tmp_path, url, description, langs=("en", "fi"), checksums=""):
     """Rebuild a corpus in ``tmp_path/corpus`` from archives at *url*."""
     options = Recipe(source_lang=langs[0], target_lang=langs[1], data_url=url, checksums=str(checksums))
     plan = SimpleNamespace(options=options, langs=langs, description=str(description),
@@ -61,67 +36,156 @@ def make(tmp_path, url, checksums="", description=WMT16, langs=LANGS):
     return tmp_path / "corpus"
 
 
-def refuse(problem, *arguments, **options):
+def refuse(problem, tmp_path, *arguments, **options):
     """The corpus cannot be rebuilt, for this reason, and nothing of it is there."""
     with pytest.raises(UsageError) as error:
-        make(*arguments, **options)
+        make(tmp_path, *arguments, **options)
     assert problem in error.value.message and "\n" not in error.value.message
-    assert not list(arguments[0].glob("corpus*/*")), "half a corpus"
+    assert not list(tmp_path.glob("corpus*/*")), "half a corpus"
 
 
-def test_wmt16_is_rebuilt_from_archives_that_are_fetched_once(home, tmp_path, capsys):
-    corpus = make(tmp_path, home.as_uri())
-    expected = [f"{part} de {n}" for part in ("europarl-v7", "commoncrawl", "news-commentary-v11") for n in (1, 2)]
-    assert lines(corpus / "train.de") == expected and lines(corpus / "valid.en") == ["valid en"]
-    assert lines(corpus / "test.en") == ["A & B", "two"] and lines(corpus / "test.de") == ["A & B", "zwei"]
-    assert {path.name for path in corpus.iterdir()} == {f"{s}.{x}" for s in ("train", "valid", "test") for x in LANGS}
-    assert "fetching" in capsys.readouterr().out
-    make(tmp_path, home.as_uri())
+def write_archives(corpus, home):
+    """Write the archives of *corpus* with 24 lines in each member; return the lines of each set."""
+    files, wanted = defaultdict(dict), {}
+    for name, parts in corpus.sets.items():
+        wanted[name] = []
+        for part in (part for part in rebuild.as_list(parts) if "archive" in part):
+            key, *others = rebuild.as_list(part["archive"])
+            files.update({other: files[other] for other in others})
+            names = part.get("text") or part.get("talks") or part.get("table", "")
+            text = [f"Line {n} of {key} {names}".strip() for n in range(1, 25)]
+            if "columns" in part:  # and a line without them
+                table = "".join("\t".join([line] * (max(part["columns"].values()) + 1)) + "\n" for line in text)
+                files[key][names.replace("*", "00")] = gzip.compress(f"{table}broken\n".encode())
+            for position, lang in enumerate(corpus.langs if "columns" not in part else ()):
+                ways = [names[lang]] if isinstance(names, dict) else rebuild.as_list(names)
+                member = ways[min(position + 1, len(ways) - 1)].format(lang=lang)  # as WMT16 has its test set
+                content = "\n".join([*["<url>x</url>"] * ("talks" in part), *text]) + "\n"
+                content = sgm(*map(html.escape, text)) if member.endswith((".sgm", ".xml")) else content
+                files[key][f"x/{member}"] = gzip.compress(content.encode()) if member.endswith(".gz") else content
+            wanted[name] += text
+    assert files.keys() == corpus.archives.keys(), "an archive that no part uses"
+    for key, (address, *own) in corpus.archives.items():
+        path = home / (own or [address.rsplit("/", 1)[-1]])[0]
+        if "" in files[key]:
+            path.write_bytes(files[key][""])
+        else:
+            pack(path, files[key], mode="w:" if path.suffix == ".tar" else "w:gz")
+    return wanted
+
+
+@pytest.mark.parametrize("path", DESCRIPTIONS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_corpus_is_rebuilt(path, tmp_path, capsys):
+    """From small archives, which come over https under names of their own; sacreBLEU knows the test sets."""
+    found, home = rebuild.read_description(str(path)), tmp_path / "home"
+    home.mkdir()
+    found.pop("like", None)
+    for parts in found.values():
+        if "sample" in parts:
+            parts["sample"] = 5
+    description, langs, addresses = tmp_path / "description.json", found["languages"], found["archives"].values()
+    description.write_text(json.dumps(found))
+    corpus = rebuild.Corpus(found, langs, None)
+    wanted = write_archives(corpus, home)
+    train = wanted["train"]
+    if "every" in found["valid"]:
+        wanted.update(train=train[:22] + train[23:], valid=train[22:23])
+    if "sample" in found.get("test1", ()):
+        step = len(train) // 5
+        wanted["test1"] = train[: 5 * step : step]
+    rebuilt = make(tmp_path, home.as_uri(), description, langs)
+    assert {each.name: lines(each) for each in rebuilt.iterdir()} == {
+        f"{name}.{lang}": text for name, text in wanted.items() for lang in langs
+    }
+    tables = [part for parts in corpus.sets.values() for part in parts if "columns" in part]
+    assert ("skipped 1 lines of " in capsys.readouterr().out) == bool(tables)
+    assert {"train", "valid", "test"} <= set(wanted)
+    assert {urllib.parse.urlsplit(address).scheme for address in addresses} == {"https"}
+    assert len(list(home.iterdir())) == len(corpus.archives), "an archive has another's name"
+    assert all(len(each) == 1 or each[2] for each in corpus.archives.values()), "a test set without a checksum"
+
+
+def test_preprocessed_text_is_made_plain_again():
+    pairs = [("talo .", "the house &apos;s x &amp; so on .")]
+    assert [*rebuild.restored(iter(pairs), ("fi", "en"))] == [("Talo.", "The house's x & so on.")]
+
+
+TABLE = {"languages": ["fi", "en"], "archives": {"table": "https://x.invalid/corpus.gz"},
+         "train": [{"archive": "table", "columns": {"fi": 0, "en": 1}}],
+         "valid": [{"sacrebleu": "wmt17"}], "test": [{"sacrebleu": "wmt18"}]}  # fmt: skip
+
+
+@pytest.fixture
+def table(tmp_path):
+    """The arguments of `make` for a table and two test sets."""
+    folder, description = tmp_path / "table", tmp_path / "table.json"
+    folder.mkdir()
+    description.write_text(json.dumps(TABLE))
+    write_archives(rebuild.Corpus(json.loads(json.dumps(TABLE)), ("en", "fi"), None), folder)
+    return folder.as_uri(), description
+
+
+def cut(place):
+    return lambda whole: whole[:place]
+
+
+def sets(year, **files):
+    return {f"test/newstest20{year}-enfi-{kind}.sgm": sgm(*text) for kind, text in files.items()}
+
+
+@pytest.mark.parametrize("name, change, problem", [
+    ("corpus.gz", lambda _: gzip.compress(b"yksi\tone\np\xe4\xe4\thead\n"), "corpus.gz, line 2: not UTF-8"),
+    ("corpus.gz", cut(-6), "corpus.gz: truncated or invalid gzip archive"),
+    ("wmt17-test.tgz", cut(200), "wmt17-test.tgz: truncated or invalid tar.gz archive"),
+    ("wmt17-test.tgz", cut(-1), "wmt17-test.tgz: truncated or invalid tar.gz archive"),
+    ("wmt17-test.tgz", lambda _: b"<html>quota</html>", "wmt17-test.tgz: truncated or invalid tar.gz archive"),
+    ("wmt17-test.tgz", cut(0), "wmt17-test.tgz: the file is empty"), ("corpus.gz", None, "cannot download"),
+    ("wmt17-test.tgz", sets(17, **{"src.en": "ab", "ref.fi": "a"}), "wmt17-test.tgz in 'fi' has 1: delete it"),
+    ("wmt18-test.tgz", sets(18, **{"src.en": "ab"}), "wmt18-test.tgz lack test/newstest2018-enfi-ref.fi.sgm: delete"),
+], ids=str)  # fmt: skip
+def test_a_bad_archive_is_refused_in_one_line_and_fetched_again(table, name, change, problem, tmp_path, capsys):
+    given, fetched = tmp_path / "table" / name, tmp_path / "archives" / name
+    whole = given.read_bytes()
+    given.unlink()
+    if isinstance(change, dict):
+        pack(given, change)
+    elif change:
+        given.write_bytes(change(whole))
+    refuse(problem, tmp_path, *table)
+    assert fetched.exists() == ("delete" in problem or "line 2" in problem), "only a whole archive is kept"
+    given.write_bytes(whole)
+    fetched.unlink(missing_ok=True)
+    make(tmp_path, *table)
+    assert f"fetching {given.as_uri()}" in capsys.readouterr().out
+    make(tmp_path, *table)
     assert "fetching" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "other", "last byte"])
-def test_a_corrupt_archive_leaves_nothing_and_can_be_fetched_again(home, tmp_path, damage):
-    archive = home / "training-parallel-commoncrawl.tgz"
-    whole = archive.read_bytes()
-    bad = {"cut": whole[: len(whole) // 2], "empty": b"", "other": b"<html>quota</html>", "last byte": whole[:-1]}
-    archive.write_bytes(bad[damage])
-    problem = "the file is empty" if damage == "empty" else "truncated or invalid tar.gz archive"
-    refuse(f"{archive.name}: {problem}", tmp_path, home.as_uri())
-    assert [path.name for path in (tmp_path / "archives").iterdir()] == ["de-en.tgz"]
-    archive.write_bytes(whole)
-    make(tmp_path, home.as_uri())
-
-
 @pytest.mark.parametrize("kind", ["sha256", "md5"])
-def test_checksums_of_either_kind_are_verified(home, tmp_path, kind, capsys):
-    sums = tmp_path / "sums"
-    found = {path.name: hashlib.new(kind, path.read_bytes()).hexdigest() for path in home.glob("*.tgz")}
+def test_checksums_of_either_kind_are_verified(table, tmp_path, kind, capsys):
+    sums, archives = tmp_path / "sums", tmp_path / "table"
+    found = {path.name: hashlib.new(kind, path.read_bytes()).hexdigest() for path in archives.iterdir()}
+    sums.write_text(f"{'0' * len(found['corpus.gz'])}  corpus.gz\n")
+    refuse(f"{kind} is {found['corpus.gz']}, not 000", tmp_path, *table, checksums=sums)
+    assert not list((tmp_path / "archives").iterdir())
     sums.write_text("# sums\n\n" + "".join(f"{digest}  {name}\n" for name, digest in found.items()))
-    make(tmp_path, home.as_uri(), sums)
+    make(tmp_path, *table, checksums=sums)
     assert "not verified" not in capsys.readouterr().out
-    sums.write_text(f"{'0' * len(found['dev.tgz'])}  dev.tgz\n")
-    (tmp_path / "archives/dev.tgz").unlink()
-    (tmp_path / "corpus").rename(tmp_path / "before")
-    refuse(f"{kind} is {found['dev.tgz']}, not 000", tmp_path, home.as_uri(), sums)
-    assert not (tmp_path / "archives/dev.tgz").exists()
 
 
-def test_archives_from_their_home_must_be_the_known_ones(home, tmp_path, capsys):
-    """With other addresses: these archives are not those."""
-    own = tmp_path / "own.json"
-    own.write_text(re.sub(r"https://[^\"]*/", home.as_uri() + "/", WMT16.read_text()))
-    refuse("or skip the check with --checksums none", tmp_path, "", description=own)
-    assert "(not verified, no known checksum)" in capsys.readouterr().out
-    assert (make(tmp_path, "", "none", own) / "train.en").exists()
-
-
-def test_sacrebleus_own_sums_hold_where_its_own_archives_are_fetched(tmp_path, monkeypatch):
-    corpus = rebuild.Corpus({"archives": {}, "test": [{"sacrebleu": "wmt18"}]}, ("en", "fi"), downloads(tmp_path))
-    monkeypatch.setattr(fetch, "download", lambda url, part: Path(part).write_bytes(b"<html>"))
-    with pytest.raises(UsageError, match="not f996c245ecffea23d0006fa4c34e9064"):
-        corpus.fetch_all()
-    assert not list(tmp_path.iterdir())
+def test_known_sums_hold_where_the_archives_are_at_home(table, tmp_path, monkeypatch, capsys):
+    """And sacreBLEU's own; there is none for a copy elsewhere."""
+    assert "dev.tgz" in fetch.read_checksums(fetch.KNOWN)
+    (tmp_path / "sums").write_text(f"{'0' * 64}  corpus.gz\n")
+    monkeypatch.setattr(fetch, "KNOWN", str(tmp_path / "sums"))
+    own = rebuild.of_sacrebleu("wmt18", ("en", "fi"))[0]
+    for name, digest, known in (("corpus.gz", "", "0" * 64), ("wmt18-test.tgz", own[2], own[2])):
+        given = f"{table[0]}/{name}", "", digest
+        with pytest.raises(UsageError, match=f"not {known}; .* or skip the check with --checksums none"):
+            downloads(tmp_path / "a").get(*given)
+        assert not list((tmp_path / "a").iterdir())
+        downloads(tmp_path / "b", checksums="none").get(*given)
+        assert "(not verified, no known checksum)" in capsys.readouterr().out
 
 
 def test_an_own_copy_that_is_damaged_is_refused_and_kept(tmp_path):
@@ -134,156 +198,46 @@ def test_an_own_copy_that_is_damaged_is_refused_and_kept(tmp_path):
 @pytest.mark.parametrize("problem", [
     http.client.IncompleteRead(b""), http.client.InvalidURL("a blank"), ConnectionRefusedError("no"),
 ], ids=lambda problem: type(problem).__name__)  # fmt: skip
-def test_a_failed_download_is_tried_again(problem, tmp_path, monkeypatch):
-    answers, waits = [problem, problem, None], []
+def test_a_failed_download_is_taken_up_where_it_ended(problem, tmp_path, monkeypatch):
+    """In some tries; here a connection is refused, then broken."""
+    part, whole, asked, waits = tmp_path / "part", bytes(range(256)), [], []
 
-    def stream(url, part):
-        if answer := answers.pop(0):
-            raise answer
+    def urlopen(request, timeout):
+        asked.append(request.headers.get("Range"))
+        begin = int(asked[-1][6:-1]) if asked[-1] else 0
+        if len(asked) == 1 or len(asked) > 3:
+            raise problem
+        answer = io.BytesIO(whole[begin : 100 if len(asked) == 2 else None])
+        answer.status, answer.headers = 206 if begin else 200, {"Content-Length": len(whole) - begin}
+        return answer
 
     monkeypatch.setattr(fetch.time, "sleep", waits.append)
-    monkeypatch.setattr(fetch, "stream_to_file", stream)
-    fetch.download("http://127.0.0.1:9/x", str(tmp_path / "part"))
-    assert len(waits) == 2
-    answers[:] = [problem] * fetch.TRIES
+    monkeypatch.setattr(fetch.urllib.request, "urlopen", urlopen)
+    fetch.download("http://127.0.0.1:9/x", str(part))
+    assert asked == [None, None, "bytes=100-"] and len(waits) == 2 and part.read_bytes() == whole
     with pytest.raises(UsageError, match="cannot download http://127.0.0.1:9/x: .*again.*, or use --data DIR"):
-        fetch.download("http://127.0.0.1:9/x", str(tmp_path / "part"))
+        fetch.download("http://127.0.0.1:9/x", str(part))
+    assert len(asked) == 3 + fetch.TRIES
 
 
-class BrokenHome(http.server.SimpleHTTPRequestHandler):
-    """Serves ranges, and breaks off the first answer half-way."""
-
-    def do_GET(self):
-        data = Path(self.translate_path(self.path)).read_bytes()
-        wanted, asked = self.headers.get("Range"), self.server.asked
-        asked.append(wanted)
-        begin = int(wanted.split("=")[1].rstrip("-")) if wanted else 0
-        self.send_response(206 if wanted else 200)
-        self.send_header("Content-Length", str(len(data) - begin))
-        self.end_headers()
-        self.wfile.write(data[begin : len(data) // 2 if len(asked) == 1 else None])
-
-    def log_message(self, *_):
-        pass
-
-
-def test_a_broken_connection_is_taken_up_where_it_ended(home, tmp_path, monkeypatch):
-    whole = (home / "de-en.tgz").read_bytes()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: BrokenHome(*a, directory=str(home)))
-    server.asked = []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(fetch.time, "sleep", lambda seconds: None)
-    try:
-        make(tmp_path, f"http://127.0.0.1:{server.server_port}")
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert server.asked[:2] == [None, f"bytes={len(whole) // 2}-"]
-    assert (tmp_path / "archives/de-en.tgz").read_bytes() == whole
-
-
-TABLE = {"languages": ["fi", "en"], "archives": {"table": "https://x.invalid/corpus.gz"},
-         "train": [{"archive": "table", "columns": {"fi": 0, "en": 1}}],
-         "valid": [{"sacrebleu": "wmt17"}], "test": [{"sacrebleu": "wmt18"}]}  # fmt: skip
-
-
-@pytest.fixture
-def table(tmp_path):
-    """The arguments of `make` for a table, and test sets beside it."""
-    folder, description = tmp_path / "table", tmp_path / "table.json"
-    folder.mkdir()
-    description.write_text(json.dumps(TABLE))
-    (folder / "corpus.gz").write_bytes(gzip.compress(b"yksi\tone\nkolme\nkaksi\ttwo\n"))
-    for year in (17, 18):
-        names = [f"test/newstest20{year}-enfi-{kind}.sgm" for kind in ("src.en", "ref.fi")]
-        pack(folder / f"wmt{year}-test.tgz", {name: sgm("a", "b") for name in names})
-    return {"url": folder.as_uri(), "description": description, "langs": ("en", "fi")}, folder
-
-
-def test_a_table_is_taken_apart(table, tmp_path, capsys):
-    corpus = make(tmp_path, **table[0])
-    assert "skipped 1 lines of " in capsys.readouterr().out
-    assert (lines(corpus / "train.fi"), lines(corpus / "test.en")) == (["yksi", "kaksi"], ["a", "b"])
-
-
-def sets(year, **files):
-    return {f"test/newstest20{year}-enfi-{kind}.sgm": sgm(*text) for kind, text in files.items()}
-
-
-@pytest.mark.parametrize("name, content, problem", [
-    ("corpus.gz", gzip.compress(b"yksi\tone\n" + "pää\thead\n".encode("latin-1")), "corpus.gz, line 2: not UTF-8"),
-    ("corpus.gz", gzip.compress(b"yksi\tone\n")[:-6], "corpus.gz: truncated or invalid gzip archive"),
-    ("corpus.gz", None, "cannot download"),
-    ("wmt17-test.tgz", sets(17, **{"src.en": "ab", "ref.fi": "a"}), "wmt17-test.tgz in 'fi' has 1: delete it"),
-    ("wmt18-test.tgz", sets(18, **{"src.en": "ab"}), "wmt18-test.tgz lack test/newstest2018-enfi-ref.fi.sgm: delete"),
-], ids=["latin-1", "truncated", "missing", "uneven", "one side"])  # fmt: skip
-def test_a_bad_archive_is_refused_in_one_line(table, name, content, problem, tmp_path):
-    (table[1] / name).unlink()
-    if isinstance(content, dict):
-        pack(table[1] / name, content)
-    elif content:
-        (table[1] / name).write_bytes(content)
-    refuse(problem, tmp_path, **table[0])
-
-
-def problem_below(most, tmp_path, given):
+def problem_below(most, tmp_path, table):
     """Why a corpus cannot be rebuilt in a process whose files have at most so many bytes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     try:
-        make(tmp_path, **given)
+        make(tmp_path, *table)
     except (UsageError, OSError) as error:
         return str(error)
 
 
 def test_a_full_disk_leaves_nothing_that_looks_whole(table, tmp_path):
     """A limit on the size of files stands for it: first an archive, then the text does not fit."""
-    given, folder = table
+    folder = tmp_path / "table"
     text = "".join(f"{n * 7919 % 10007} sana\t{n}\n" for n in range(20000))
     (folder / "corpus.gz").write_bytes(gzip.compress(text.encode()))
     size = (folder / "corpus.gz").stat().st_size
     for most, whole, problem in ((size // 2, False, "free disk space and run the same command again"),
                                  (size + 100, True, "File too large")):  # fmt: skip
         with multiprocessing.get_context("fork").Pool(1) as pool:
-            assert problem in pool.apply(problem_below, (most, tmp_path, given))
+            assert problem in pool.apply(problem_below, (most, tmp_path, table))
         assert (tmp_path / "archives/corpus.gz").exists() == whole and not list(tmp_path.glob("corpus*"))
-    make(tmp_path, **given)
-
-
-def test_training_pairs_as_a_test_set(tmp_path):
-    """At equal distances, and they remain training pairs."""
-    pack(tmp_path / "a.tgz", {f"train.{lang}": "\n".join(f"{n} {lang}" for n in range(7)) for lang in ("de", "en")})
-    description = {"test1": {"sample": 3}, "train": [{"archive": "a", "text": "train.{lang}"}],
-                   "valid": {"every": 100}, "archives": {"a": (tmp_path / "a.tgz").as_uri()}}  # fmt: skip
-    rebuild.Corpus(description, ["de", "en"], downloads(tmp_path), str(tmp_path)).build(str(tmp_path))
-    assert lines(tmp_path / "test1.de") == ["0 de", "2 de", "4 de"]
-    assert lines(tmp_path / "test1.en") == ["0 en", "2 en", "4 en"] and len(lines(tmp_path / "train.en")) == 7
-
-
-def test_iwslt14_is_rebuilt_from_the_talks(tmp_path):
-    files, home = {}, tmp_path / "home"
-    home.mkdir()
-    tests = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
-    for lang in LANGS:
-        talks = [f"<title> T {lang} </title>", "<url>http://x</url>", "<keywords>k</keywords>"]
-        files[f"de-en/train.tags.de-en.{lang}"] = "\n".join([*talks, *(f"{n} {lang}" for n in range(1, 24))]) + "\n"
-        files.update({f"de-en/IWSLT14.{name}.de-en.{lang}.xml": sgm(f" {name} {lang} ") for name in tests})
-    pack(home / "de-en.tgz", files)
-    corpus = make(tmp_path, home.as_uri(), "", ROOT / "examples/iwslt14_deen/corpus.json", ("de", "en"))
-    assert lines(corpus / "train.de") == ["T de", *(f"{n} de" for n in range(1, 22)), "23 de"]
-    assert lines(corpus / "valid.en") == ["22 en"] and lines(corpus / "test.en") == [f"{name} en" for name in tests]
-
-
-@pytest.mark.parametrize("path", DESCRIPTIONS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_every_description_is_whole(path):
-    """Its archives are used, come over https under names of their own, and sacreBLEU knows its test sets."""
-    found = rebuild.read_description(str(path))
-    own = {name: parts for name, parts in found.items() if rebuild.SETS.fullmatch(name)}
-    parts = [part for some in own.values() if isinstance(some, list) for part in some]
-    used = {key for part in parts for key in rebuild.as_list(part.get("archive", []))}
-    assert {"train", "valid", "test"} <= set(own) and used == set(found["archives"])
-    addresses = [urllib.parse.urlsplit(address) for address in found["archives"].values()]
-    assert all(address.scheme == "https" for address in addresses)
-    assert len({os.path.basename(address.path) for address in addresses}) == len(addresses)
-    one, two = found["languages"]
-    for name in (part["sacrebleu"] for part in parts if "sacrebleu" in part):
-        assert {f"{one}-{two}", f"{two}-{one}"} & set(DATASETS[name].langpairs) and DATASETS[name].md5
+    make(tmp_path, *table)
