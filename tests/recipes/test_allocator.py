@@ -14,16 +14,6 @@ from fairseq_deep.tools import allocator, doctor
 NAME = "libtcmalloc_minimal.so.4"
 
 
-@pytest.fixture
-def found(monkeypatch):
-    """Libraries of a Linux machine, as {name: file}."""
-    found = {"tcmalloc_minimal": NAME}
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(allocator.ctypes.util, "find_library", found.get)
-    monkeypatch.delenv("LD_PRELOAD", raising=False)
-    return found
-
-
 def started(ngpu=0, dry=False):
     """LD_PRELOAD of a training that the recipe starts, and what it prints."""
     found, said = [], []
@@ -37,14 +27,18 @@ def started(ngpu=0, dry=False):
     return found[0], said
 
 
-def test_a_training_on_the_cpu_of_a_linux_machine_gets_it(found, monkeypatch):
+def test_a_training_on_the_cpu_of_a_linux_machine_gets_it(monkeypatch):
+    libraries = {"tcmalloc_minimal": NAME}
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(allocator.ctypes.util, "find_library", libraries.get)
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
     assert started() == (NAME, [f"  memory allocator: {NAME}"])
     assert started(ngpu=1) == started(dry=True) == (None, [])
     for own in ("mine.so", ""):
         monkeypatch.setenv("LD_PRELOAD", own)
         assert started() == (None, [])
     monkeypatch.delenv("LD_PRELOAD")
-    found.clear()
+    libraries.clear()
     check = doctor.Row("allocator", doctor._allocator).run()
     assert check.state == "no" and "libtcmalloc-minimal4" in check.cure and started() == (None, [])
     monkeypatch.setattr(sys, "platform", "darwin")

@@ -19,6 +19,7 @@ from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.compare.systems import System
 from fairseq_deep.recipes.record import result_line
 from fairseq_deep.tools.results import read
+from tests.helpers.runs import make_run
 
 LINES = {"ref": [f"the number {n} is on line {n * n} of this text" for n in range(60)]}
 LINES["good"] = [line.replace("text", "page") if n % 3 else line.title() for n, line in enumerate(LINES["ref"])]
@@ -37,23 +38,17 @@ def plan(folder):
 
 def write_run(folder, kind, losses, parameters):
     """A finished training as the recipe leaves it."""
-    (folder / "logs").mkdir(parents=True)
     result = {"bleu": round(bleu(kind), 2), "parameters": parameters, "signature": "s", "tokens_per_update": 64,
               "updates": 4}  # fmt: skip
-    (folder / "RESULT.json").write_text(json.dumps(result))
-    records = [{"kind": "train_inner", "num_updates": n, "wps": 100, "wpb": 50, "ratio_enc": n} for n in (1, 2, 6)]
-    for number, loss in enumerate(losses, 1):
-        valid = {"epoch": 1, "valid_num_updates": number, "valid_loss": loss, "valid_ppl": 2**loss}
-        records.append({"kind": "valid", **valid})
+    make_run(folder, result, {"test.hyp.de": LINES[kind], "test.ref.de": LINES["ref"], ".done.7": ["key"],
+                              "logs/6-generate.log": ["Translated 60 sentences (90 tokens) in 2.0s (30.00 sentences/s, "
+                                                      "45.0 tokens/s)"]})  # fmt: skip
     # what was done once more after a stop counts as it was the last time
-    records.insert(0, {**records[-1], "valid_loss": 0.1})
-    lines = (json.dumps({"time": 1, "session": 1, **record}) for record in records)
+    valid = [{"kind": "valid", "epoch": 1, "valid_num_updates": number, "valid_loss": loss, "valid_ppl": 2**loss}
+             for number, loss in ((3, 0.1), *enumerate(losses, 1))]  # fmt: skip
+    train = [{"kind": "train_inner", "num_updates": n, "wps": 100, "wpb": 50, "ratio_enc": n} for n in (1, 2, 6)]
+    lines = (json.dumps({"time": 1, "session": 1, **record}) for record in (*train, *valid))
     (folder / "train.jsonl").write_text("".join(line + "\n" for line in lines))
-    (folder / "logs/6-generate.log").write_text(
-        "Translated 60 sentences (90 tokens) in 2.0s (30.00 sentences/s, 45.0 tokens/s)\n"
-    )
-    for name, lines in (("hyp", LINES[kind]), ("ref", LINES["ref"])):
-        (folder / f"test.{name}.de").write_text("".join(line + "\n" for line in lines))
 
 
 @pytest.fixture
@@ -69,7 +64,6 @@ def finished(tmp_path):
                 continue
             kind = "bad" if system.label == "worse" else "good"
             write_run(Path(run.folder), kind, [9 + seed, 7 + seed, 8 + seed], 1000 * len(system.label))
-            Path(run.folder, ".done.7").write_text("key\n")
     failed = Path(runs[7].folder)
     failed.mkdir(parents=True)
     (failed / "failure.txt").write_text("stage 4 (train) failed: loss is NaN\n")
@@ -123,16 +117,17 @@ def test_halves_and_domains_of_the_test_set(finished, tmp_path):
     text = table.write(str(tmp_path), rows, results.facts(rows))
     assert "| BLEU, choosing | BLEU, php | BLEU, news |" in re.sub(" +", " ", text) and "BLEU, reporting" not in text
     assert "p equal: of a difference of 0.25 BLEU or more" in text and "tests: reporting half of the test set" in text
-    (tmp_path / "tags").write_text("php\n")
-    with pytest.raises(UsageError, match="tags has 1 lines for 60 test sentences: give one domain per line"):
-        results.read_parts(runs, str(tmp_path / "tags"), False)
-    for odd in ("reporting", ""):
-        (tmp_path / "tags").write_text("news\n" * 59 + odd + "\n")
-        with pytest.raises(UsageError, match=f"tags: '{odd}' cannot name a domain: give it another name"):
-            results.read_parts(runs, str(tmp_path / "tags"), False)
-    (tmp_path / "base/seed1/text/raw/test.en").write_text("one\n")
-    with pytest.raises(UsageError, match="a half of the 1 test sentences is empty: omit --halves"):
-        results.read_parts(runs, "", True)
+    source = tmp_path / "base/seed1/text/raw/test.en"
+    for tags, text, problem in (
+        ("php\n", sources, "tags has 1 lines for 60 test sentences: give one domain per line"),
+        *(("news\n" * 59 + f"{odd}\n", sources, f"tags: '{odd}' cannot name a domain: give it another name")
+          for odd in ("reporting", "")),
+        ("news\n", ["one"], "a half of the 1 test sentences is empty: omit --halves"),
+    ):  # fmt: skip
+        (tmp_path / "tags").write_text(tags)
+        source.write_text("".join(line + "\n" for line in text))
+        with pytest.raises(UsageError, match=problem):
+            results.read_parts(runs, str(tmp_path / "tags"), True)
 
 
 def test_table_and_picture_of_what_is_there(finished, tmp_path):
@@ -184,17 +179,13 @@ def test_losses_at_equal_time():
     results.add_equal_time([])
 
 
-def test_torn_lines_of_a_training_are_left_out(finished):
-    _, runs = finished
-    folder = Path(runs[0].folder)
+def test_the_last_line_of_a_training_may_be_torn(finished):
+    folder = Path(finished[1][0].folder)
     whole = result_line(str(folder), seed=1)
-    (folder / "train.jsonl").write_text((folder / "train.jsonl").read_text() + '{"kind": "valid", "valid_num_up')
-    assert result_line(str(folder), seed=1) == whole
+    with open(folder / "train.jsonl", "a") as stream:
+        stream.write('{"kind": "valid", "valid_num_up')
     train = watch.Train(str(folder), (0, 0, 0))
     train.note("session", {"commit": "x"})
     train.finish(True)
     assert json.loads((folder / "train.jsonl").read_text().splitlines()[-1])["commit"] == "x"
     assert result_line(str(folder), seed=1) == whole
-    (folder / "RESULT.json").write_text('{"bleu":')
-    with pytest.raises(UsageError):
-        result_line(str(folder))

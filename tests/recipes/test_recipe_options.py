@@ -12,7 +12,7 @@ from fairseq_deep.cli import main
 from fairseq_deep.recipes import commands, driver, scripts
 from fairseq_deep.recipes.plan import Plan
 from tests.helpers.paths import ROOT
-from tests.helpers.recipes import MAIN, checked
+from tests.helpers.recipes import MAIN, checked, write_program
 
 
 def run(*words, script=MAIN):
@@ -53,32 +53,28 @@ def test_every_file_that_decides_what_is_installed_changes_the_stamp(tmp_path):
     assert len(stamps) == len(names) + 1
 
 
-@pytest.mark.parametrize("lacks, said", [
-    ("", ""),
-    ("fairseq", "bin/python cannot import fairseq; run: "),
-    ("fairseq_deep", "bin/python cannot import fairseq_deep; run: "),
-    ("the same code", "which differs from"),
+@pytest.mark.parametrize("change, said", [
+    ({}, ""),
+    ({"fairseq.py": "raise ImportError"}, "bin/python cannot import fairseq; run: "),
+    ({"fairseq_deep/__init__.py": "raise ImportError"}, "bin/python cannot import fairseq_deep; run: "),
+    ({"fairseq_deep/new.py": ""}, "which differs from"),
 ])  # fmt: skip
-def test_the_environment_of_the_user_is_checked_once(tmp_path, lacks, said):
+def test_the_environment_of_the_user_is_checked_once(tmp_path, change, said):
     """And not again by a script that this one calls. The clone in the working directory is not what commands import."""
-    files = {"fairseq.py": "", "fairseq_deep/__init__.py": "", "root/fairseq_deep/__init__.py": "",
-             "root/examples/common/env.sh": (ROOT / "examples/common/env.sh").read_text()}  # fmt: skip
-    changes = {"fairseq": ("fairseq.py", "raise ImportError"), "the same code": ("fairseq_deep/new.py", ""),
-               "fairseq_deep": ("fairseq_deep/__init__.py", "raise ImportError")}  # fmt: skip
-    files.update([changes[lacks]] if lacks else [])
-    for name, content in {"bin/python": "", **files}.items():
+    program, ensure = tmp_path / "bin/python", (ROOT / "examples/common/env.sh").read_text()
+    files = {"fairseq.py": "", "fairseq_deep/__init__.py": "", "root/fairseq_deep/__init__.py": "", "bin/python": "",
+             "root/examples/common/env.sh": ensure, **change}  # fmt: skip
+    for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    program = tmp_path / "bin/python"
-    program.write_text(f'#!/usr/bin/env bash\necho call >> {tmp_path}/calls\nexec {sys.executable} "$@"\n')
-    program.chmod(0o755)
+    write_program(program, f'echo call >> {tmp_path}/calls\nexec {sys.executable} "$@"')
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "FAIRSEQ_DEEP_ENV": "current", "PATH": path, "PYTHONPATH": str(tmp_path)}
     once = f". '{tmp_path}/root/examples/common/env.sh'; ensure_env"
     script = f'{once} && bash -c "{once}"'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment,
                           cwd=tmp_path / "root")  # fmt: skip
-    assert done.returncode == (1 if lacks else 0) and said in done.stderr and done.stderr.count("\n") == bool(lacks)
+    assert done.returncode == bool(change) and said in done.stderr and done.stderr.count("\n") == bool(change)
     assert (tmp_path / "calls").read_text().count("call") == 1
 
 
@@ -114,6 +110,17 @@ def test_a_run_starts_from_another_one(tmp_path):
     for words, task in (([], "translation"), (["--", "--robt"], "deep_translation")):
         done = run(*started, *words).stdout
         assert f"--finetune-from-model {last}" in done and f"--task {task} " in done
+
+
+def test_another_teacher_translates_anew(tmp_path):
+    """Also one in the same place."""
+    best, keys = tmp_path / "teacher/checkpoints/checkpoint_best.pt", []
+    best.parent.mkdir(parents=True)
+    for content in ("one", "another"):
+        best.write_text(content)
+        words = ["--exp", str(tmp_path / "exp"), "--ngpu", "0", "--demo", "--teacher", str(tmp_path / "teacher")]
+        keys.append(Plan(driver.read_options("wmt16_ende", words)).resolve().keys[1])
+    assert keys[0] != keys[1]
 
 
 def test_scripts_export_the_mirror_of_the_text(monkeypatch):

@@ -1,11 +1,9 @@
-"""The commands of examples/papers.txt, with settings in tests/snapshots: fairseq's parser, counts of parameters."""
+"""The commands of examples/papers.txt, with plans in tests/snapshots: their models have the papers' parameters."""
 
-import logging
 import shlex
 
 import pytest
 
-from fairseq_deep import list_archs
 from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers import snapshots
@@ -24,29 +22,10 @@ def dry_runs():
     return {command: plans[command] for command in snapshots.papers()}
 
 
-def trainings(said):
-    """The words of each fairseq-train command, without a flag that requires a GPU."""
-    lines = [line.replace("ROOT", str(ROOT)) for line in said.splitlines() if line.startswith("fairseq-train ")]
-    return [[word for word in shlex.split(line) if word != "--fp16"] for line in lines]
-
-
-def test_fairseq_knows_every_flag(dry_runs):
-    """With its own parser, which also refuses what an architecture does not have."""
-    from fairseq import options
-
-    assert len(dry_runs) == len(snapshots.papers()) > 110, "no command twice"
-    found = {tuple(words) for said in dry_runs.values() for words in trainings(said)}
-    assert len(found) > 80
-    logging.disable(logging.CRITICAL)
-    for words in sorted(found):
-        args = options.parse_args_and_arch(options.get_training_parser(), list(words[1:]))
-        assert (args.max_update or args.max_epoch) and args.arch in list_archs(), words
-    logging.disable(logging.NOTSET)
-
-
 def counted(said, entries):
     """Parameters of the model that a command trains, whose dictionaries have so many entries."""
-    args = parse(*trainings(said)[0][2:])
+    line = next(line for line in said.splitlines() if line.startswith("fairseq-train "))
+    args = parse(*(word for word in shlex.split(line.replace("ROOT", str(ROOT)))[2:] if word != "--fp16"))
     with skip_initialisation():
         model = DeepTransformerModel.build_model(args, task_of(*map(make_dictionary, entries)))
     return size_of(model)

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from fairseq_deep.recipes import cluster, driver
 from tests.helpers.paths import ROOT
-from tests.helpers.recipes import MAIN, assert_refused, checked
+from tests.helpers.recipes import MAIN, assert_refused, checked, write_program
 
 SCRIPT = ROOT / "examples/slurm/job.sbatch"
 TINY = "--encoder-layers 1 --decoder-layers 1 --dropout 0"
@@ -176,34 +176,37 @@ def test_a_machine_without_slurm_is_refused(corpus, tmp_path, monkeypatch):
         assert_refused(checked(ROOT / "examples/compare/run.sh", *own, *more), said)
 
 
-def test_a_step_knows_its_machines(tmp_path, monkeypatch):
+@pytest.fixture
+def step(tmp_path, monkeypatch):
+    """step(NAME=value, ...): have these variables of SLURM, and two machines."""
+    write_program(tmp_path / "scontrol", "printf 'n7\\nn8\\n'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def step(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(f"SLURM_{name}", value)
+
+    return step
+
+
+def test_a_step_knows_its_machines(step):
     """SLURM's variables take the place of --nnodes, --node-rank and --master."""
-    (tmp_path / "scontrol").write_text('#!/usr/bin/env bash\nprintf "n7\\nn8\\n"\n')
-    (tmp_path / "scontrol").chmod(0o755)
-    step = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1", "SLURM_JOB_ID": "41",
-            "SLURM_STEP_NODELIST": "n[7-8]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}  # fmt: skip
-    for name, value in step.items():
-        monkeypatch.setenv(name, value)
+    step(STEP_NUM_NODES="2", STEP_NUM_TASKS="2", NODEID="1", JOB_ID="41", STEP_NODELIST="n[7-8]")
     given = ("--dry-run", "--ngpu", "8", "--stage", "4", "--stop-stage", "4")
     done = checked(MAIN, *given)
     assert done.returncode == 0, done.stderr
     torchrun = "torchrun --nnodes 2 --node_rank 1 --master_addr n7 --master_port 20041 .*timeout=86400"
     assert re.search(torchrun, done.stdout)
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "16")
+    step(STEP_NUM_TASKS="16")
     assert_refused(checked(MAIN, *given), "16 tasks on 2 machines: give srun --ntasks-per-node 1")
 
 
 @pytest.mark.parametrize("nodes, place", [("1", None), ("2", "tcp://n7:20007")])
-def test_a_task_without_gpus_trains_on_its_cpu(tmp_path, monkeypatch, nodes, place):
+def test_a_task_without_gpus_trains_on_its_cpu(step, monkeypatch, nodes, place):
     """With a count of processes of 0, fairseq starts none and ends with status 0."""
-    (tmp_path / "scontrol").write_text("#!/usr/bin/env bash\necho n7\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    for name, value in {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_STEP_NODELIST": "n7", "SLURM_NNODES": nodes,
-                        "SLURM_NTASKS": nodes, "SLURM_NODEID": "0"}.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
+    step(STEP_NODELIST="n7", NNODES=nodes, NTASKS=nodes, NODEID="0", GPUS_ON_NODE="8")
     training = OmegaConf.structured(FairseqConfig()).distributed_training
     training.distributed_port, training.distributed_world_size = 20007, 1
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
     with pytest.raises(SystemExit, match="SLURM_GPUS_ON_NODE 8: torch sees 0 GPUs"):
         infer_init_method(training)
     monkeypatch.delenv("SLURM_GPUS_ON_NODE")

@@ -244,12 +244,8 @@ def test_a_killed_worker_ends_the_preparation(monkeypatch):
         list(subwords.spread(kill_the_third, range(20), 2))
 
 
-def parent_of_a_worker(_):
-    return os.getppid()
-
-
-def signals_of_a_worker(_):
-    return signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGTERM)
+def state_of_a_worker(_):
+    return os.getppid(), signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGTERM)
 
 
 def test_a_worker_ends_when_its_pool_does(monkeypatch):
@@ -259,8 +255,7 @@ def test_a_worker_ends_when_its_pool_does(monkeypatch):
     monkeypatch.setattr(subwords, "BLOCK", 1)
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        found = list(subwords.spread(signals_of_a_worker, range(2), 2))
-        assert list(subwords.spread(parent_of_a_worker, range(1), 2)) == [os.getpid()]
+        found = list(subwords.spread(state_of_a_worker, range(2), 2))
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert found == [(set(), signal.SIG_DFL)] * 2 and signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+    assert found == [(os.getpid(), set(), signal.SIG_DFL)] * 2 and signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
