@@ -25,7 +25,11 @@ for depth in "${list[@]}"; do
     ((depth > before)) || fail "DEPTHS must increase, not '$depths'"
     before=$depth
 done
-[[ " $* ${LAST-}" != *" --stop-time-hours"* ]] || fail "omit --stop-time-hours: a depth that it ended would count as done"
+for flag in --stop-time-hours --max-epoch --patience; do
+    [[ " $* ${LAST-}" != *" $flag"* ]] || fail "omit $flag: a depth that it ended would count as done"
+done
+order=${ORDER:-interleave}
+[[ $order == interleave || $order == block ]] || fail "ORDER must be interleave or block, not '$order'"
 mkdir -p "$folder"
 if command -v flock >/dev/null; then # the training inherits the lock
     exec 9>"$folder/.lock"
@@ -49,7 +53,7 @@ for depth in "${list[@]}"; do
         "${command[@]}"
         touch "$save/done"
     fi
-    grow=(--init-from "$save/checkpoint_last.pt" --init-from-order "${ORDER:-interleave}"
+    grow=(--init-from "$save/checkpoint_last.pt" --init-from-order "$order"
         --stack-restart-updates "$warmup")
     start=$warmup
 done

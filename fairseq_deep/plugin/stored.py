@@ -19,7 +19,7 @@ from fairseq_deep.runtime.dictionary import Dictionary, hash_symbols
 from fairseq_deep.runtime.model import READERS, StoredModel
 
 from .compat import register_format
-from .models.dictionaries import KEY
+from .models.dictionaries import KEY, LANGUAGES
 from .models.hydra import fill
 
 _POSITIONS = ("max_source_positions", "max_target_positions")
@@ -95,6 +95,7 @@ def make_state(stored: StoredModel, dictionaries: Sequence[Dictionary], folder: 
 
 def _state(configuration: dict[str, Any], tensors: dict[str, Any], hashes: dict[str, str] | None) -> dict[str, Any]:
     """Return the content of a fairseq checkpoint, without optimizer state."""
+    languages = [configuration["task"][f"{side}_lang"] for side in ("source", "target")]
     return {
         "args": None,
         "cfg": configuration,
@@ -103,7 +104,7 @@ def _state(configuration: dict[str, Any], tensors: dict[str, Any], hashes: dict[
         "optimizer_history": [
             {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0},
         ],
-        "task_state": {KEY: hashes},
+        "task_state": {KEY: hashes, LANGUAGES: languages},
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
         "last_optimizer_state": None,
     }

@@ -22,7 +22,9 @@ BLEU = ("--eval-bleu", "--eval-bleu-args")
 ])  # fmt: skip
 def test_flags_are_refused_as_soon_as_they_are_read(before, flags, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "there.pt").touch()
+    (tmp_path / "run").mkdir()
+    for name in ("there.pt", "run/checkpoint_last.pt"):
+        (tmp_path / name).touch()
     with pytest.raises(UsageError) as error:
         parse(*ADAM, *shlex.split(flags))
     assert_says(one_line(error).removeprefix("fairseq_deep: "), said)

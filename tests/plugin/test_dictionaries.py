@@ -51,6 +51,15 @@ def test_they_are_taken_on_request_and_the_next_checkpoint_has_the_new_ones(smal
     assert "H-0" in overridden.stdout
 
 
+def test_a_model_of_the_opposite_direction_begins_a_run_that_resumes(small, trained, tmp_path):
+    words = train_command(small, tmp_path, "-s", "tgt", "-t", "src", "--finetune-from-model", trained)
+    assert losses(run(*words, "--max-update", "1")) and losses(run(*words, "--max-update", "2")).keys() == {2}
+    assert "src to tgt" in refusal(generate(small, trained, "-s", "tgt", "-t", "src"))
+    assert "tgt to src" in refusal(generate(small, tmp_path / "checkpoint_last.pt"))
+    overridden = ("-s", "tgt", "-t", "src", "--model-overrides", "{'allow_other_dictionary': True}")
+    assert "H-0" in generate(small, trained, *overridden, check=True).stdout
+
+
 def test_a_checkpoint_that_names_none_is_taken(trained, other, tmp_path):
     """Of an older version, or of stock fairseq."""
     state = saved(trained.parent)

@@ -23,8 +23,8 @@ def words(data, folder, depths="1,2,4", updates=60, warmup=3, flags=()):
     return [str(word) for word in (SCRIPT, data, folder, depths, updates, warmup, *given, *flags)]
 
 
-def grow(tools, *arguments, last="", **options):
-    env = {**environment(tools), "LAST": last}
+def grow(tools, *arguments, last="", order="", **options):
+    env = {**environment(tools), "LAST": last, "ORDER": order}
     return subprocess.run(words(*arguments, **options), capture_output=True, text=True, env=env, timeout=300)
 
 
@@ -92,6 +92,8 @@ def test_three_depths_killed_in_the_second_one(programs, small, tmp_path):
     ({"updates": 2}, "UPDATES 2 must be at least one for each of 3 depths"),
     ({"flags": ["--stop-time-hours", "1"]}, "omit --stop-time-hours: a depth that it ended would count as done"),
     ({"last": "--stop-time-hours=1"}, "omit --stop-time-hours: a depth that it ended would count as done"),
+    ({"flags": ["--max-epoch", "20"]}, "omit --max-epoch: a depth that it ended would count as done"),
+    ({"order": "blocks"}, "ORDER must be interleave or block, not 'blocks'"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(settings, problem, tools, tmp_path):
     done = grow(tools, tmp_path, tmp_path / "out", **settings)

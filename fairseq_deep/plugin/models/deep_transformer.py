@@ -57,7 +57,7 @@ def add_own_args(parser) -> None:
     parser.add_argument("--fast-dropout", action="store_true",
                         help="draw dropout masks on a CPU in a third of the time; masks differ for the same seed")
     parser.add_argument("--allow-other-dictionary", action="store_true",
-                        help="accept a checkpoint with a different dictionary of equal size")
+                        help="accept a checkpoint with another dictionary of equal size, or of the opposite direction")
 
 
 @register_model("deep_transformer")

@@ -60,7 +60,7 @@ def check_training(flags: Any) -> None:
     if run.optimizer == "muon":
         usual = {"momentum": MOMENTUM, "ns_steps": NS_STEPS, "scale": SCALES[0]}  # a Hydra configuration may lack them
         check_options(**{name: getattr(flags, f"muon_{name}", value) for name, value in usual.items()})
-    for problems in (_of_task, _of_model, _of_optimizer, _of_initial_weights, _of_machine):
+    for problems in (_of_task, _of_model, _of_optimizer, _of_initial_weights, _of_restored_run, _of_machine):
         for problem in problems(run):
             raise UsageError(problem)
     last = run.init_from and to_restore(run.save_dir, run.no_last_checkpoints or False)
@@ -195,3 +195,13 @@ def _of_initial_weights(run: Any) -> Iterator[str]:
     for name in ("restore_file", "finetune_from_model", "encoder_embed_path", "decoder_embed_path"):
         if getattr(run, name) not in (None, "checkpoint_last.pt"):
             yield f"--init-from and --{name.replace('_', '-')} both set weights: omit one of them"
+
+
+def _of_restored_run(run: Any) -> Iterator[str]:
+    """Yield a problem if a run would start again from a checkpoint elsewhere, and overwrite its own."""
+    given, default = run.restore_file or "checkpoint_last.pt", "checkpoint_last.pt"
+    own = os.path.join(run.save_dir or "", default)
+    elsewhere = os.path.dirname(os.path.realpath(given)) != os.path.dirname(os.path.realpath(own))
+    if given != default and elsewhere and os.path.isfile(own) and not run.no_save:
+        yield (f"--restore-file {given} would begin a new run over {own}: to resume, omit --restore-file and all "
+               "--reset flags; to begin again, delete it or use another --save-dir")  # fmt: skip

@@ -25,6 +25,7 @@ from fairseq_deep.core.stack import MethodConfig
 from fairseq_deep.errors import printable
 from fairseq_deep.plugin.compat import load_checkpoint as fetch
 from fairseq_deep.plugin.compat import model_flags
+from fairseq_deep.plugin.models.dictionaries import DictionaryState
 from fairseq_deep.plugin.models.hydra import fill
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ def load_checkpoint(trainer: Trainer, *arguments: Any, **options: Any) -> dict[s
         UsageError: the checkpoint has another architecture, the optimizer state is another model's, such as a stock
             model's for its twin, or the schedule ends before the start
     """
+    if isinstance(trainer.task.state, DictionaryState):
+        trainer.task.state.turns = bool(arguments[1] if len(arguments) > 1 else options.get("reset_optimizer"))
     try:
         state = _stock(trainer, *arguments, **options)
     except Exception as error:  # fairseq's trainer has no type of its own for another architecture
