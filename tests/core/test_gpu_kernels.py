@@ -23,7 +23,8 @@ TYPES = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 4e-3, torch.b
 def interpreted(monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setattr(gpu, "on_cpu", True)
-    assert gpu.find_kernels(torch.zeros(1)) is not None
+    for dtype in TYPES:
+        assert gpu.find_kernels(torch.zeros(1, dtype=dtype)) is not None
 
 
 @pytest.fixture
@@ -136,11 +137,32 @@ def test_without_triton_one_warning_names_the_reason(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "fairseq_deep.core.gpu.kernels", raising=False)
     monkeypatch.delattr(gpu, "kernels", raising=False)
+    assert_one_warning(caplog, "triton")
+
+
+def test_without_a_compiler_one_warning_names_the_reason(interpreted, monkeypatch, caplog):
+    """Triton compiles on first use, so a GPU without a C compiler trains with torch's operations."""
+
+    def fail(*args):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+
+    monkeypatch.setattr(gpu.find_kernels(torch.zeros(1)), "append_row", fail)
+    assert_one_warning(caplog, "torch.float32 (Failed to find C compiler. Please specify via CC)")
+
+
+def test_a_variable_turns_kernels_off(interpreted, monkeypatch, caplog):
+    gpu._load.cache_clear()
+    monkeypatch.setenv("FAIRSEQ_DEEP_TRITON", "0")
+    assert gpu.find_kernels(torch.zeros(2)) is None and not caplog.text
+    gpu._load.cache_clear()
+
+
+def assert_one_warning(caplog, reason):
     gpu._load.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert gpu.find_kernels(torch.zeros(2)) is None and gpu.find_kernels(torch.zeros(2)) is None
     gpu._load.cache_clear()
-    assert caplog.text.count("more slowly") == 1 and "triton" in caplog.text
+    assert caplog.text.count("more slowly") == 1 and reason in caplog.text
 
 
 def test_kernels_are_only_for_tensors_that_they_support(interpreted):
