@@ -9,10 +9,11 @@ import torch
 from fairseq_deep.core.aggregators.hyper_connections import KINDS, sinkhorn
 from fairseq_deep.plugin.models.compiling import compile_calls, graphs
 from tests.helpers.aggregators import make as make_aggregator
-from tests.helpers.aggregators import read_path
+from tests.helpers.aggregators import read_path, run
 from tests.helpers.tensors import shake
 
 T, B, C = 5, 3, 7
+UNNORMED = {"final_norm": False}
 
 
 def make(kind, streams, layers=2):
@@ -22,6 +23,15 @@ def make(kind, streams, layers=2):
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_sublayer_prefers_a_stream(kind):
     assert [mixer.reads[0].argmax().item() for mixer in make(kind, 3).mixers] == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("kind, factor", [("dynamic", 3.0), ("static", 3.0), ("manifold", 1.0)])
+def test_without_a_final_norm_the_output_is_the_papers(kind, factor):
+    """Also that of checkpoints of version 0.3: the sum of the streams, or in mHC their mean."""
+    aggregators = [make(kind, 3), make_aggregator("hyper-connections", 2, C, streams=3, kind=kind, stack=UNNORMED)]
+    y_0, layers = torch.randn(T, B, C), [torch.tanh] * 4
+    mean, output = (run(aggregator, y_0, layers) for aggregator in aggregators)
+    torch.testing.assert_close(output, factor * mean)
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0, 300.0])

@@ -13,7 +13,7 @@ Static weights are parameters. Dynamic weights also depend on the input, with on
 
 They start as a_l = e_{l mod n}, A_l = I, b_l = 1, s = 0.01 and W = 0, so each stream is the plain pre-norm stream.
 The paper's output is the sum. Norms remove the factor n, and the mean fits into fp16 where the sum does not. Without a
-final norm, logits are n times smaller than the paper's.
+final norm, the output of dynamic and static weights is the sum, as in version 0.3.
 
 mHC: Manifold-Constrained Hyper-Connections, Xie et al., 2025 (arXiv 2512.24880), ``kind="manifold"``. With v the rows
 of H in one vector, A is doubly stochastic, so a product of many A neither grows nor vanishes:
@@ -159,6 +159,7 @@ class HyperConnections(Aggregator):
         if kind == "manifold" and streams > MOST:
             raise UsageError(f"--hyper-connections-streams {streams} must be at most {MOST} with manifold: lower it")
         self.streams, self.kind = streams, kind
+        self.sums = kind != "manifold" and not stack.final_norm
         self.mixers = nn.ModuleList(OF_KIND[kind](streams, self.dim, number) for number in range(self.num_layers))
 
     @classmethod
@@ -184,7 +185,8 @@ class HyperConnections(Aggregator):
         h, rest, weights = state
         streams = rest + weights.unsqueeze(-1) * output.to(rest.dtype).unsqueeze(2)
         if layer == self.num_layers - 1:
-            return [streams.mean(2).to(h.dtype), rest, weights]
+            output = streams.sum(2) if self.sums else streams.mean(2)
+            return [output.to(h.dtype), rest, weights]
         return self._read(streams, layer + 1, h.dtype)
 
     def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
