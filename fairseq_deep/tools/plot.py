@@ -54,6 +54,8 @@ def draw_weights(args: argparse.Namespace) -> int:
     output, default = args.output, os.path.splitext(os.path.basename(args.checkpoint))[0] + ".weights.png"
     if output is not None or args.json is None and args.csv is None:
         output = pictures.check_picture(output, default)
+    elif args.column is not None:
+        raise UsageError("--column chooses a panel of the picture, which --json and --csv omit: add --output FILE")
     check_outputs([output, args.json, args.csv], [args.checkpoint])
     matrices = load_weights(args.checkpoint)
     column, records = _column(args.column, matrices), {side: _record(matrix) for side, matrix in matrices.items()}

@@ -120,6 +120,8 @@ def test_matplotlib_is_required_only_for_pictures(tmp_path, monkeypatch, refused
     path = checkpoint(tmp_path / "a.pt")
     assert "pip install matplotlib" in refused("plot", "weights", path, "--output", tmp_path / "w.png")
     draw("weights", path, "--csv", tmp_path / "w.csv")
+    message = refused("plot", "weights", path, "--csv", tmp_path / "w.csv", "--column", "1")
+    assert "--column chooses a panel of the picture, which --json and --csv omit: add --output FILE" in message
 
 
 WANTED = {
