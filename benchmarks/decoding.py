@@ -192,7 +192,7 @@ def report(turns, references):
 
 
 def measure(settings):
-    """Return {system: its rounds}; the result of a round is that of `System.translate`."""
+    """Return {system: its rounds}, and the failures; the result of a round is that of `System.translate`."""
     settings.random = settings.input is None
     with tempfile.TemporaryDirectory() as folder:
         if settings.random:
@@ -200,7 +200,7 @@ def measure(settings):
         with contextlib.redirect_stdout(None):
             settings.models = {system: prepare(system, settings, folder) for system in settings.systems}
         with Turns(System, settings.systems, settings) as turns:
-            return turns.measure("translate", settings.rounds)
+            return turns.measure("translate", settings.rounds), turns.problems
 
 
 def main(words=None):
@@ -209,7 +209,10 @@ def main(words=None):
     print(describe_machine(), flush=True)
     references = read_lines(settings.references)[: settings.sentences] if settings.references else []
     try:
-        print(report(measure(settings), references))
+        turns, problems = measure(settings)
+        print(report(turns, references))
+        if problems:
+            raise SystemExit("\n".join(problems))
     except UsageError as error:
         raise SystemExit(str(error)) from None
 

@@ -6,15 +6,17 @@
 A step writes its results as it goes. A step that fails, or whose share of the minutes is over, does not stop the
 others; the exit status is then 1. Time that a step leaves is for the later ones.
 
-For a machine with torch, but without a package index, collect what it lacks here, and carry it with the checkout:
+For a machine with torch, but without a package index, collect what it lacks here, with the same release of Python, and
+carry it with the checkout:
 
-    pip wheel --no-deps -w .whl ./third_party/fairseq "hydra-core>=1.3.2,<1.4" "omegaconf>=2.3,<2.4" \\
+    pip wheel --no-deps -w .whl . ./third_party/fairseq "hydra-core>=1.3.2,<1.4" "omegaconf>=2.3,<2.4" \\
         "antlr4-python3-runtime==4.9.*" bitarray cffi pycparser cython subword-nmt mock sacremoses tensorboardX
     pip install --no-index --no-deps --target /tmp/site .whl/*.whl        # there, and the rest of the same line:
-    export PYTHONPATH=/tmp/site:$PWD PATH=/tmp/site/bin:$PATH
+    export PYTHONPATH=$PWD:/tmp/site PATH=/tmp/site/bin:$PATH
 """
 
 import argparse
+import contextlib
 import datetime
 import os
 import shlex
@@ -34,6 +36,7 @@ SMALL = (
 SHARES = {"environment": 0.03, "correctness": 0.32, "steps": 0.3, "decoding": 0.15, "trainings": 0.2}
 """Part of the minutes of each step."""
 STEPS = tuple(SHARES)
+GRACE = 20  # seconds from SIGTERM to SIGKILL
 
 
 def parse(arguments=None):
@@ -63,19 +66,19 @@ def steps(options):
     if small:
         check += shlex.split("--layers 2 --width 32 --only 'plain pre-norm' layer_agg-dlcl layer_agg-lstm --compile")
     flags = f"--{options.precision}" if options.device == "cuda" and options.precision != "fp32" else ""
-    plain, deep = "transformer_prenorm_6l", "transformer_prenorm_30l"
-    systems = [plain, *(f"transformer_{name}_6l" for name in ("dlcl", "lstm", "matt")), f"{plain} --compile",
-               f"{plain} --optimizer fused_adam", deep, "transformer_dlcl_30l"]  # fmt: skip
-    sizes = shlex.split("--vocabulary 200 --rounds 1") if small else shlex.split("--vocabulary 32768")
+    systems = ["transformer_prenorm_6l", "transformer_dlcl_6l", "transformer_lstm_6l", "transformer_prenorm_30l",
+               "transformer_dlcl_30l"]  # fmt: skip
+    systems += [f"FAIRSEQ_DEEP_TRITON=0 {name}" for name in systems if "lstm_6l" in name or "dlcl_30l" in name]
+    sizes = shlex.split("--vocabulary 200 --rounds 1") if small else shlex.split("--vocabulary 32768 --rounds 3")
     costs = [*sizes, "--device", options.device, "--systems"]
-    searched = [f"ours --arch {name}" for name in systems[:4]]
+    searched = [f"ours --arch transformer_{name}_6l" for name in ("dlcl", "lstm", "matt")]
     return {
         "environment": [python, "-m", "fairseq_deep", "doctor"],
         "correctness": check,
         "steps": [python, HERE / "training.py", f"--flags={flags} {SMALL * small}", "--tokens", 64 if small else 4096,
                   "--batches", 1 if small else 4, *costs, *(systems[:3] if small else systems)],
         "decoding": [python, HERE / "decoding.py", "--dim", 64 if small else 512, "--layers", 2 if small else 6,
-                     "--max-len-b", 5 if small else 26, "--max-len-a", 0, *costs, "stock", "ours", *searched[1:]],
+                     "--max-len-b", 5 if small else 26, "--max-len-a", 0, *costs, "stock", "ours", *searched],
         "trainings": comparison(options),
     }  # fmt: skip
 
@@ -98,6 +101,11 @@ def comparison(options):
     return [*command, *systems, "--", "--optimizer", "fused_adam"]
 
 
+def stop(group, number):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
 def run(title, command, number, out, seconds):
     """Run a step for *seconds* at most; its output goes to the screen, to a file of its own and to ``RESULTS.txt``."""
     command, start = list(map(str, command)), time.monotonic()
@@ -115,12 +123,15 @@ def run(title, command, number, out, seconds):
         tell(f"\n== {title}\n$ {shlex.join(command)}\n")
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
         process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
-        end = threading.Timer(max(seconds, 1), lambda: os.killpg(process.pid, signal.SIGTERM))
-        end.start()
+        timers = [threading.Timer(max(seconds, 1) + delay, stop, (process.pid, sent))
+                  for sent, delay in ((signal.SIGTERM, 0), (signal.SIGKILL, GRACE))]  # fmt: skip
+        for timer in timers:
+            timer.start()
         for line in process.stdout:
             tell(line, own)
         status = process.wait()
-        end.cancel()
+        for timer in timers:
+            timer.cancel()
         tell(f"({time.monotonic() - start:.0f} s, exit status {status})\n")
     return status
 

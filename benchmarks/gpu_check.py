@@ -18,6 +18,7 @@ from fairseq import optim
 from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 
+from fairseq_deep.errors import one_line
 from fairseq_deep.plugin.architectures import build_architecture
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -25,11 +26,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.helpers.methods import METHODS, OPTIONS  # noqa: E402
 from tests.helpers.models import POSTNORM, PRENORM, make_batch, make_dictionary  # noqa: E402
 
-MODELS = {
-    "plain pre-norm": (PRENORM, {}),
-    "plain post-norm": (POSTNORM, {}),
+MODELS = {  # those with kernels of their own come first
     "DLCL, deep": ("transformer_dlcl_6l", {"encoder_layers": 14}),
     "recomputation": ("transformer_dlcl_6l", {"checkpoint_activations": True}),
+    "layer_agg-lstm": METHODS["layer_agg-lstm"],
+    "plain pre-norm": (PRENORM, {}),
+    "plain post-norm": (POSTNORM, {}),
     **METHODS,
     **OPTIONS,
 }
@@ -81,7 +83,7 @@ def updated(model, batch, name, device):
     return torch.cat([part.detach().cpu().flatten() for part in model.parameters()])
 
 
-def checks(reference, batch, dictionary, device, label, compiles):
+def checks(reference, batch, dictionary, device, label):
     """(what is compared, the difference, the largest that is right) one by one; *reference* is on the CPU in fp64."""
     expected = step(reference, batch)
     exact = 1e-6 if "geglu" in label else 1e-9  # fairseq's gelu is in fp32
@@ -97,13 +99,11 @@ def checks(reference, batch, dictionary, device, label, compiles):
         copy.deepcopy(reference).to(device), batch, dictionary
     )
     yield "beam search, token for token", 0.0 if same else 1.0, 0.0
-    if compiles:
-        yield from compiled_checks(reference, batch, dictionary, device)
     adam, fused = (updated(reference, batch, name, device) for name in ("adam", "fused_adam"))
     yield "fused_adam = adam", (adam - fused).abs().max().item(), 1e-3
 
 
-def compiled_checks(reference, batch, dictionary, device):
+def compiled_checks(reference, batch, dictionary, device, label):
     """Training and decoding through torch.compile against both without it, in fp32 on the device."""
     model = copy.deepcopy(reference).float().to(device)
     expected, plain = step(model, batch), translations(model, batch, dictionary)
@@ -133,6 +133,23 @@ def build(name, flags, dictionary, options):
     return build_architecture(name, dictionary, **flags).double()
 
 
+def count_failures(found):
+    """Print a line for each check in *found* as it is done, and for an error, which ends them; count the failures."""
+    start, failures = time.perf_counter(), 0
+    try:
+        for what, difference, limit in found:
+            good = difference <= limit  # a NaN is not
+            failures += not good
+            now = time.perf_counter()
+            line = f"  {what:<32}{difference:>12.1e}{limit:>10.0e}{now - start:>9.1f}"
+            print(line if good else f"{line}  WRONG", flush=True)
+            start = now
+    except Exception as error:
+        print(f"  WRONG: {type(error).__name__}: {one_line(error, 500)}", flush=True)
+        failures += 1
+    return failures
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -150,19 +167,13 @@ def main():
     print(f"torch {torch.__version__}, {name}; against fp64 on the CPU\n")
     print(f"  {'what':<32}{'difference':>12}{'at most':>10}{'seconds':>9}")
     dictionary, failures = make_dictionary(200), 0
-    for label in options.only:
-        arch, flags = MODELS[label]
-        model = build(arch, flags, dictionary, options).train()
+    work = [(label, checks) for label in options.only]
+    work += [(label, compiled_checks) for label in options.compile if label in options.only]
+    for label, function in work:
+        print(label, flush=True)
+        model = build(*MODELS[label], dictionary, options).train()
         batch = make_batch(dictionary, (11, 9, 8, 7, 6, 5), (11, 10, 9, 8, 7, 6))
-        print(label)
-        start = time.perf_counter()
-        for what, found, limit in checks(model, batch, dictionary, options.device, label, label in options.compile):
-            good = found <= limit  # a NaN is not
-            failures += not good
-            now = time.perf_counter()
-            line = f"  {what:<32}{found:>12.1e}{limit:>10.0e}{now - start:>9.1f}"
-            print(line if good else f"{line}  WRONG", flush=True)
-            start = now
+        failures += count_failures(function(model, batch, dictionary, options.device, label))
     print(f"\n{failures} checks failed" if failures else "\nall checks passed")
     return 1 if failures else 0
 

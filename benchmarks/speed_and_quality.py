@@ -72,7 +72,9 @@ def main(words=None):
         for test, (batch, count) in TESTS.items():
             settings = decoding.read_arguments(["--input", given.input, "--systems", *systems.values()])
             settings.batch_size, settings.sentences, settings.rounds = batch, count, given.rounds
-            references, turns = read_lines(given.references)[:count], decoding.measure(settings)
+            references, (turns, problems) = read_lines(given.references)[:count], decoding.measure(settings)
+            if problems:
+                raise SystemExit(problems[0])
             print(f"\n{test}\n{decoding.report(turns, references)}", flush=True)
             with open(given.output, "a", encoding="utf-8") as stream:
                 lines = records(test, systems, turns, references, machine)

@@ -3,11 +3,12 @@
 Every system is a whole ``fairseq-train`` (model, criterion, optimizer, trainer) with the same data and seed, in a
 process of its own. The systems take turns on the same batches, and their speed is the median over turns of the first
 one's time by theirs. A system is "stock", "ours" or an architecture, then flags. stock and ours have the sizes that the
-options say, an architecture has its own.
+options say, an architecture has its own. Variables of the environment come first, as in a shell.
 
     python benchmarks/training.py [--data DIR] [--dim 256 --layers 6 --vocabulary 8000] [--tokens 4000] [--rounds 10]
     python benchmarks/training.py --systems stock "ours --compile" --profile
-    python benchmarks/training.py --device cuda --flags="--fp16" --systems transformer_prenorm_30l transformer_dlcl_30l
+    python benchmarks/training.py --device cuda --flags="--fp16" \
+        --systems transformer_prenorm_30l transformer_dlcl_30l "FAIRSEQ_DEEP_TRITON=0 transformer_dlcl_30l"
 
 On a GPU, a profiled step also gives the kernels that it launches, and how long the GPU computes them.
 """
@@ -15,8 +16,11 @@ On a GPU, a profiled step also gives the kernels that it launches, and how long 
 import argparse
 import contextlib
 import io
+import os
+import re
 import resource
 import shlex
+import sys
 
 import torch
 from fairseq import metrics, options, tasks
@@ -33,9 +37,17 @@ ADAM, LOSS = "--optimizer fused_adam", "--criterion fused_label_smoothed_cross_e
 SYSTEMS = ("stock", "ours", f"ours {ADAM}", f"ours {LOSS}", f"ours {ADAM} {LOSS}")
 
 
+def read_system(system):
+    """{variable of the environment: its value}, and the words of *system*."""
+    words, variables = shlex.split(system), {}
+    while re.match("[A-Z_]+=", words[0]):
+        name, _, variables[name] = words.pop(0).partition("=")
+    return variables, words
+
+
 def command_line(system, args):
     """The flags of ``fairseq-train`` for *system*."""
-    name, *flags = [*shlex.split(system), *shlex.split(args.flags)]
+    name, *flags = [*read_system(system)[1], *shlex.split(args.flags)]
     arch = {"stock": "transformer", "ours": f"transformer_{args.norm}norm_6l"}.get(name, name)
     line = [args.data or "none", "--arch", arch]
     for side in ("encoder", "decoder") if arch != name else ():
@@ -72,7 +84,8 @@ class Training:
     """A worker: the trainer of one system, and batches of many lengths, the same for all systems."""
 
     def __init__(self, system, args):
-        self.device = args.device
+        self.system, self.device = system, args.device
+        os.environ.update(read_system(system)[0])
         with contextlib.redirect_stdout(io.StringIO()):
             parser = options.get_training_parser()
             words = command_line(system, args)
@@ -116,7 +129,9 @@ class Training:
         busy = sum(event.time_range.elapsed_us() for event in kernels) / 1000
         order = "self_cuda_time_total" if kernels else "self_cpu_time_total"
         table = record.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=60)
-        return len(kernels) / len(self.samples), busy / len(self.samples), table
+        found = len(kernels) / len(self.samples), busy / len(self.samples)
+        print("{}: {:.0f} launches and {:.2f} ms of the GPU a step".format(self.system, *found), file=sys.stderr)
+        return *found, table
 
 
 def read_arguments(words=None):
@@ -154,14 +169,17 @@ def main(words=None):
     print(f"{describe_machine()}\nstock and ours: {sizes}; all: {args.vocabulary} words, {args.threads} thread(s), "
           f"{args.device}, dropout {args.dropout}, inside {args.inner_dropout} {args.flags}", flush=True)  # fmt: skip
     with Turns(Training, args.systems, args) as turns:
-        count = turns.ask(args.systems[0], "words")[2]
+        count = next(iter(turns.ask("words").values()))[2]
         found = turns.measure("steps", args.rounds)
-        peaks = {system: turns.ask(system, "peak")[2] for system in args.systems}
-        profiled = args.systems if args.profile or args.device == "cuda" else ()
-        profiles = {system: turns.ask(system, "profile")[2] for system in profiled}
+        peaks = {system: turn[2] for system, turn in turns.ask("peak").items()}
+        profiled = turns.ask("profile") if args.profile or args.device == "cuda" else {}
+        profiles = {system: turn[2] for system, turn in profiled.items()}
+    found = {system: found[system] for system in peaks}
     print(f"{count / args.batches:.0f} target words a batch\n{report(found, peaks, profiles, count, args)}")
     for system, (*_, table) in profiles.items() if args.profile else ():
         print(f"\n{system}\n{table}")
+    if turns.problems:
+        raise SystemExit("\n".join(turns.problems))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 import traceback
 import warnings
@@ -51,13 +52,19 @@ def serve(pipe, make, system, settings):
 class Turns:
     """A worker for each of *systems*, made by ``make(system, settings)``; a context, at whose end they end.
 
+    Those that cannot be built, or fail, are left out. Progress and failures go to standard error at once: they remain
+    if the time is over before the end.
+
+    Attributes:
+        problems: the failures, a line each
+
     Raises:
-        SystemExit: one of them could not be built, or failed
+        SystemExit: no system is left
     """
 
     def __init__(self, make, systems, settings):
         self.make, self.systems, self.settings = make, systems, settings
-        self.workers = {}
+        self.workers, self.problems = {}, []
 
     def __enter__(self):
         os.environ["OMP_NUM_THREADS"] = str(self.settings.threads)
@@ -70,43 +77,69 @@ class Turns:
                 process.start()
                 end.close()
                 self.workers[system] = (process, pipe)
-                self._answer(system)
+                self._try(system, self._answer)
+            self._check()
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *error):
-        for process, pipe in self.workers.values():
-            with contextlib.suppress(OSError):  # of one that has failed
-                pipe.send(None)
-            pipe.close()
-            process.join(timeout=10)
-            if process.is_alive():
-                process.terminate()
+        for system in [*self.workers]:
+            self._end(system)
+
+    def _end(self, system):
+        process, pipe = self.workers.pop(system)
+        with contextlib.suppress(OSError):  # of one that has failed
+            pipe.send(None)
+        pipe.close()
+        process.join(timeout=10)
+        if process.is_alive():
+            process.terminate()
+
+    def _try(self, system, function, *arguments):
+        """Call *function* with *system*; None if it fails, which ends its worker."""
+        try:
+            return function(system, *arguments)
+        except SystemExit as error:
+            print(f"left out: {error}", file=sys.stderr, flush=True)
+            self.problems.append(str(error))
+            self._end(system)
+            return None
+
+    def _check(self):
+        if not self.workers:
+            raise SystemExit(self.problems[0])
 
     def _answer(self, system):
         try:
             problem, content = self.workers[system][1].recv()
-        except EOFError:
+        except (EOFError, OSError):
             raise SystemExit(f"{system}: its process ended without a word (too little memory?)") from None
         if problem:
             raise SystemExit(problem)
         return content
 
-    def ask(self, system, method, *arguments):
-        """Seconds on the clock, those of the processor, and the result of a method of *system*."""
+    def _ask(self, system, method, *arguments):
         time.sleep(PAUSE)
-        self.workers[system][1].send((method, arguments))
+        with contextlib.suppress(BrokenPipeError):  # of a process that has ended
+            self.workers[system][1].send((method, arguments))
         return self._answer(system)
+
+    def ask(self, method, *arguments):
+        """{system: (seconds on the clock, those of the processor, result)} of a method of all systems."""
+        found = {system: self._try(system, self._ask, method, *arguments) for system in [*self.workers]}
+        self._check()
+        return {system: turn for system, turn in found.items() if turn}
 
     def measure(self, method, rounds):
         """{system: [(seconds, CPU seconds, result)]} of *rounds* in which all take turns; one more warms up."""
-        found = {system: [] for system in self.systems}
-        for _ in range(rounds + 1):
-            for system, turns in found.items():
-                turns.append(self.ask(system, method))
-        return {system: turns[1:] for system, turns in found.items()}
+        found = []
+        for number in range(rounds + 1):
+            found.append(self.ask(method))
+            seconds = ", ".join(f"{system} {turn[0]:.3f} s" for system, turn in found[-1].items())
+            print(f"round {number or 'that warms up'}: {seconds}", file=sys.stderr, flush=True)
+        return {system: [turns[system] for turns in found[1:]] for system in found[-1]}
 
 
 def median(turns, clock=0):

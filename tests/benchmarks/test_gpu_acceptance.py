@@ -19,7 +19,8 @@ import training  # noqa: E402
 
 
 def test_a_trial_writes_each_step_and_names_those_that_fail(tmp_path, capfd, monkeypatch):
-    words = ["--device", "cpu", "--small", "--out", str(tmp_path), "--only", "environment", "correctness"]
+    words = "--minutes 60 --device cpu --small --out".split()
+    words += [str(tmp_path), "--only", "environment", "correctness"]
     assert gpu_acceptance.main(words) == 0
     results = (tmp_path / "RESULTS.txt").read_text()
     assert results.startswith("commit ") and "Training works here." in results and "all checks passed" in results
@@ -27,7 +28,9 @@ def test_a_trial_writes_each_step_and_names_those_that_fail(tmp_path, capfd, mon
     monkeypatch.setattr(gpu_acceptance, "steps", lambda options: {"environment": [sys.executable, "-c", "exit(3)"]})
     assert gpu_acceptance.main([*words[:-1]]) == 1
     assert "1 steps, 1 failed: environment; results: " in capfd.readouterr().out
-    sleeps = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
+    deaf = "import signal, time; signal.signal(15, print); print('begun', flush=True); time.sleep(600)"
+    sleeps = [sys.executable, "-c", deaf]
+    monkeypatch.setattr(gpu_acceptance, "GRACE", 1)
     monkeypatch.setattr(gpu_acceptance, "steps", lambda options: {"environment": sleeps, "correctness": ["true"]})
     assert gpu_acceptance.main([*words, "--minutes", "0.2"]) == 1
     assert "2 steps, 1 failed: environment; results: " in capfd.readouterr().out
@@ -50,6 +53,18 @@ def test_the_commands_are_valid(words, tmp_path, capfd):
     assert script == str(ROOT / "examples/compare/run.sh")
     driver.main(script, ["--dry-run", *flags])
     assert capfd.readouterr().out.count("fairseq-train ") == (2 if options.small else 4)
+
+
+def test_an_error_in_a_check_does_not_stop_the_others(monkeypatch, capsys):
+    def failing(*others):
+        yield "this", 0.0, 1.0
+        raise RuntimeError("CUDA error:\nout of memory")
+
+    monkeypatch.setattr(gpu_check, "checks", failing)
+    models = ["plain pre-norm", "plain post-norm"]
+    monkeypatch.setattr(sys, "argv", [*"x --device cpu --layers 1 --width 16 --compile --only".split(), *models])
+    assert gpu_check.main() == 1
+    assert capsys.readouterr().out.count("WRONG: RuntimeError: CUDA error: out of memory\n") == 2
 
 
 @pytest.mark.parametrize("label", ["plain post-norm", "layer_agg-dlcl", "layer_agg-lstm", "decoder_attn-merged"])

@@ -1,7 +1,9 @@
 """benchmarks/decoding.py and training.py: their tables, and systems that cannot be measured; tests of mutations."""
 
+import argparse
 import importlib.util
 import json
+import os
 import re
 import sys
 
@@ -97,9 +99,34 @@ def test_a_failure_in_a_worker_ends_the_run():
         pass
 
 
+class Failing:
+    """A system whose second call fails, if its name says so."""
+
+    def __init__(self, system, settings):
+        self.system, self.calls = system, 0
+
+    def work(self):
+        self.calls += 1
+        if self.system == "dies" and self.calls == 2:
+            os._exit(9)
+        if self.system == "fails" and self.calls == 2:
+            raise RuntimeError("no memory")
+
+
+def test_systems_that_fail_are_left_out(capsys):
+    with turns.Turns(Failing, ["dies", "one", "fails", "two"], argparse.Namespace(threads=1)) as found:
+        rounds = found.measure("work", 2)
+    assert {system: len(each) for system, each in rounds.items()} == {"one": 2, "two": 2}
+    assert found.problems == ["dies: its process ended without a word (too little memory?)",
+                              "fails: RuntimeError: no memory"]  # fmt: skip
+    said = capsys.readouterr().err
+    assert all(f"left out: {problem}" in said for problem in found.problems) and "round 2: one " in said
+
+
 def test_training_has_a_row_and_a_profile_for_each_system(table, capsys):
     sizes = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 64 --encoder-attention-heads 1"
-    systems = ["stock", "ours --optimizer fused_adam", f"transformer_lstm_6l {sizes} --decoder-attention-heads 1"]
+    lstm = f"A_VARIABLE=1 transformer_lstm_6l {sizes} --decoder-attention-heads 1"
+    systems = ["stock", "ours --optimizer fused_adam", lstm]
     rows = table(training, "--tokens", 64, "--batches", 1, "--systems", *systems)
     assert list(rows) == systems and "launches" not in rows["stock"]
     assert all(float(row["loss"]) > 1 and float(row["words a second"]) > 0 for row in rows.values())
