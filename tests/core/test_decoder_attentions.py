@@ -1,6 +1,6 @@
-"""Decoders with every --decoder-attn: states of decoding, padding in steps, precision, long sequences.
+"""Attentions of decoders alone: precision, long sequences.
 
-Their equations are proven in ``test_whole_models.py``, initial values in ``test_inits.py``.
+Their equations are proven in ``test_whole_models.py``, steps in ``test_steps.py``.
 """
 
 import copy
@@ -13,40 +13,14 @@ from fairseq_deep.core.attention import scan as scans
 from fairseq_deep.core.attention.luna_causal import LunaCausalAttention
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
-from tests.helpers.decoder_attention import KINDS, LUNA, random_model
+from tests.helpers.decoder_attention import KINDS, LUNA
 from tests.helpers.equations import projections
-from tests.helpers.invariances import NEAR
-from tests.helpers.models import POSTNORM, make_batch
+from tests.helpers.models import POSTNORM
 from tests.helpers.tensors import DOUBLE, assert_same, saved_bytes, shake
 from tests.reference import naive_luna, naive_ssru
 from tests.reference.naive_attention import linear
 
-PAD, B, C, H, L, LAYERS = 1, 3, 16, 2, 3, 3
-HELD = {"running_sum": "vector", "recurrent_state": "vector", "luna_means": "vector", "target": "cache"}
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "luna"])
-@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
-def test_padding_is_not_counted_in_steps_and_states_without_self_attention_do_not_grow(kind, grad, build, dictionary):
-    """On the left and in the middle. fairseq's positions do count it in steps, therefore the model has none."""
-    flags = {**KINDS, "luna": LUNA}[kind]
-    model = random_model(build, POSTNORM, decoder_layers=LAYERS, no_token_positional_embeddings=True, **flags).eval()
-    source, lengths, target = make_batch(dictionary, lengths=(5, 5), target_lengths=(6, 6))
-    target[0], target[1, 3], state, held = torch.cat([torch.full((2,), PAD), target[0, :4]]), PAD, {}, []
-    with torch.set_grad_enabled(grad):
-        encoder_out = model.encoder(source, lengths)
-        full = model.decoder(target, encoder_out=encoder_out)[0]
-        for step in range(target.size(1)):
-            last = model.decoder(target[:, : step + 1], encoder_out=encoder_out, incremental_state=state)[0][:, -1]
-            words, exact = target[:, step].ne(PAD), kind in ("average", "ssru", "luna")  # softmax is of fp32 in steps
-            near = {"rtol": 1e-7, "atol": 1e-9} if exact else NEAR
-            torch.testing.assert_close(last[words], full[words, step], **near)
-            held.append({(key, part): cache[name].numel() for key, cache in state.items()
-                         for part, name in HELD.items() if key.endswith(part)})  # fmt: skip
-    assert "self" in kind or len(held[0]) == LAYERS and all(found == held[0] for found in held)
-
-
-# --- modules alone ---
+B, C, H, L = 3, 16, 2, 3
 
 
 def run_in_steps(module, x, words=None, **more):

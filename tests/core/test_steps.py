@@ -35,27 +35,34 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("name", ["pre", "relative positions"])
+WAYS = [(name, together, fused, grad) for name in ("pre", "relative positions") for together in (False, True)
+        for fused, grad in ((False, False), (True, False), (False, True))]  # fmt: skip
+# with a vector for each hypothesis in place of keys and values
+VECTORS = ("average attention", "merged attention", "merged average", "SSRU", "Luna")
+WAYS += [(name, False, False, grad) for name in VECTORS for grad in (False, True)]
+
+
+@pytest.mark.parametrize("name, together, fused, grad", WAYS)
 @pytest.mark.parametrize("orders", ORDERS)
-@pytest.mark.parametrize("together", [False, True], ids=["", "together"])
-@pytest.mark.parametrize("fused, grad", [(False, False), (True, False), (False, True)], ids=["", "fused", "grad"])
 def test_steps_equal_whole_sentences(name, orders, together, fused, grad, prepared, monkeypatch):
     """With plain products, or fused as on a GPU; "together": keys that all hypotheses of a sentence share.
 
-    Some hypotheses begin with padding, which no word sees; fairseq's positions would count it.
+    Some hypotheses begin with padding, and one has some later, which no word sees; fairseq's positions would count it.
+    Vectors in place of keys and values do not grow.
     """
     monkeypatch.setattr(multihead, "fuses_steps", lambda q: fused)
     monkeypatch.setattr(library, "enabled", False)
     model, (sentences, orders), state = prepared(name, no_token_positional_embeddings=True), ORDERS[orders], {}
     model.decoder.beam_state.largest_beam = 2 if together else 1
     source, owner = torch.randint(4, 40, (sentences, 7)), torch.arange(sentences).repeat_interleave(2)
-    source[-1, :3], target = PAD, torch.zeros(len(owner), 0, dtype=torch.long)
+    source[-1, :3], target, kept = PAD, torch.zeros(len(owner), 0, dtype=torch.long), []
     with torch.set_grad_enabled(grad):
         shared = model.encoder.reorder_encoder_out(model.encoder(source, None), owner)
         for step, order in enumerate([*orders, None]):
-            model.decoder.need_attn = step % 2 == 0
+            model.decoder.need_attn = step % 2 == 0 and not model.decoder.packs
             words = torch.randint(4, 40, (len(owner), 1))
             words[target.eq(PAD).all(1) & (torch.arange(len(owner)) < 3 - 2 * step)] = PAD
+            words[1] = words[1] if step != 2 else PAD
             target, words = torch.cat([target, words], dim=1), words[:, 0].ne(PAD)
             last, extra = model.decoder(target, encoder_out=shared, incremental_state=state)
             full, weights = model.decoder(target, encoder_out=model.encoder(source[owner], None))
@@ -63,11 +70,13 @@ def test_steps_equal_whole_sentences(name, orders, together, fused, grad, prepar
             assert (extra["attn"][0] is None) is not model.decoder.need_attn
             if model.decoder.need_attn:
                 near(extra["attn"][0][words, -1], weights["attn"][0][words, -1])
+            kept.append([cache["vector"].numel() / len(owner) for cache in state.values() if "vector" in cache])
             for each in order if isinstance(order, tuple) else [order] if order else ():
                 order = torch.tensor(each)
                 owner, target = owner[order], target[order]
                 model.decoder.reorder_incremental_state_scripting(state, order)
                 shared = model.encoder.reorder_encoder_out(shared, order)
+    assert len(kept[0]) == (2 if name in VECTORS else 0) and all(each == kept[0] for each in kept)
 
 
 # --- kernels ---
