@@ -1,6 +1,6 @@
 """Export of a plain model to a directory for CTranslate2, with the specifications in its Python package.
 
-CTranslate2's behaviour was determined by comparing outputs (tests/tools/test_export_ctranslate2.py):
+CTranslate2's behaviour was determined by comparing outputs (tests/tools/test_export_formats.py):
 
 - positions start at 0, and their number is the number of rows in the table; with relative positions in self-attention,
   no absolute positions are added;

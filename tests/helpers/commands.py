@@ -64,6 +64,10 @@ def without_plugin():
     sys.modules["fairseq_deep"] = None
 
 
+WITHOUT_PLUGIN = ["tests.helpers.commands:without_plugin"]
+"""For *prepare* of `run`."""
+
+
 def write_pairs(path, count, rng, leave_out=(), longest=8):
     """Random strings of 3 to *longest* digits (path.src) and their reversals (path.tgt).
 

@@ -15,18 +15,19 @@ from tests.helpers.models import task_of, tiny_flags
 SIZES = {"encoder_layers": 2, "decoder_layers": 3, "max_source_positions": 32, "max_target_positions": 32}
 
 
-def write_model(folder, name, dictionaries, **flags):
+def write_model(folder, name, dictionaries, languages=("src", "tgt"), **flags):
     """Save a model with random norms and biases as folder/model.pt, its dictionaries beside it; return the model.
 
     Args:
         name: of the architecture, without ``transformer_``
-        dictionaries: of source and target
+        dictionaries, languages: of source and target
     """
     arch = f"transformer_{name}"
     flags = {**tiny_flags(arch), **SIZES, **flags}
-    for side, dictionary in zip(("src", "tgt"), dictionaries):
-        dictionary.save(str(folder / f"dict.{side}.txt"))
-    args = argparse.Namespace(arch=arch, task="translation", source_lang="src", target_lang="tgt", **flags)
+    for language, dictionary in zip(languages, dictionaries):
+        dictionary.save(str(folder / f"dict.{language}.txt"))
+    langs = dict(zip(("source_lang", "target_lang"), languages))
+    args = argparse.Namespace(arch=arch, task="translation", **langs, **flags)
     get_architecture(arch).apply(args)
     model = DeepTransformerModel.build_model(args, task_of(*dictionaries)).eval()
     with torch.no_grad():

@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from fairseq_deep.tools.fairseq_format import plain_weights
-from tests.helpers.commands import PACKAGE, hypotheses, run, train_command
+from tests.helpers.commands import PACKAGE, WITHOUT_PLUGIN, hypotheses, run, train_command
 
 DEPTH = ("--encoder-layers", "2", "--decoder-layers", "3", "--max-update", "6")
-WITHOUT = ["tests.helpers.commands:without_plugin"]  # stock fairseq
 
 
 def generate(data, path, *flags, stock=False):
     words = [data, "--path", path, "--cpu", "--beam", "3", "--max-len-b", "12", *flags]
-    return run("fairseq-generate", *words, prepare=WITHOUT if stock else None)
+    return run("fairseq-generate", *words, prepare=WITHOUT_PLUGIN if stock else None)
 
 
 def export(checkpoint, output):
@@ -88,7 +87,7 @@ def test_our_task_criterion_and_optimizer_get_fairseqs_names(data, tmp_path):
         re.findall(r"\| (loss [\d.]+ \| nll_loss [\d.]+)", done.stdout + done.stderr)
         for done in (
             run("fairseq-validate", data, "--path", trained, "--user-dir", PACKAGE, *words),
-            run("fairseq-validate", data, "--path", stock, *words, prepare=WITHOUT),
+            run("fairseq-validate", data, "--path", stock, *words, prepare=WITHOUT_PLUGIN),
         )
     ]
     assert losses[0] == losses[1] and len(losses[0]) == 1

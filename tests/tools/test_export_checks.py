@@ -49,6 +49,7 @@ def fails(make, tmp_path, refused):
 
 @pytest.mark.parametrize("form, place, name, value, problem", [
     CT2("ctranslate2", "ctranslate2.specs.TransformerSpec", "save", failing, "/out: No space left on device"),
+    CT2("ctranslate2", "ctranslate2", "__version__", "4.6.1", "ctranslate2 4.6.1 is too old; pip install"),
     CT2("ctranslate2", *scaled(ct2_engine.Ct2Engine)),
     CT2("ctranslate2", ct2_engine.Ct2Engine, "_hypotheses", lambda *_: [{"tokens": torch.tensor([5, 2])}], OTHER),
     HF("huggingface", *scaled(transformers_engine.TransformersEngine)),

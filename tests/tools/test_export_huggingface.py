@@ -1,4 +1,4 @@
-"""``fairseq-deep export --format huggingface`` and ``import``: transformers computes and writes what the model does."""
+"""``fairseq-deep export --format huggingface`` and ``import``: a recipe's model, its card, and files of FSMT."""
 
 import importlib.util
 import json
@@ -12,70 +12,9 @@ from fairseq_deep.runtime import Translator, find_bundle, load_model
 from fairseq_deep.runtime.dictionary import Dictionary
 from fairseq_deep.runtime.engines.transformers_engine import quiet
 from tests.helpers.commands import losses, run, train_command
+from tests.helpers.docs import code_of
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
-LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
-SHARED = {"share_all_embeddings": True}
-NORMED = {"layernorm_embedding": True}
-STRUCTURES = {
-    "one dictionary": ("prenorm_6l", SHARED, "M2M100"),
-    "one dictionary, three tables": ("prenorm_6l", {"activation_fn": "gelu", "one": True}, "M2M100"),
-    "a larger target": ("prenorm_6l", {"no_scale_embedding": True}, "M2M100"),
-    "a smaller target": ("prenorm_6l", {"share_decoder_input_output_embed": True, "swap": True}, "Blenderbot"),
-    "learned positions": ("prenorm_6l", {**LEARNED, **SHARED, "activation_fn": "gelu_accurate"}, "Blenderbot"),
-    "one side learned": ("prenorm_6l", {"decoder_learned_pos": True, "max_target_positions": 20}, "Blenderbot"),
-    "no positions": ("prenorm_6l", {"no_token_positional_embeddings": True}, "Blenderbot"),
-    "a narrow output": ("prenorm_6l", {"decoder_output_dim": 8}, "M2M100"),
-    "post-norm": ("postnorm_6l", {}, "FSMT"),
-    "a norm of the embeddings": ("prenorm_6l", {**NORMED, **SHARED}, "MBart"),
-    "post-norm, embeddings normed": ("lipschitz_postnorm_6l", {**NORMED, **LEARNED}, "Bart"),
-    "pruned layers": ("prenorm_6l", {"encoder_layers": 3, "encoder_layers_to_keep": "0,2", **SHARED}, "M2M100"),
-    "LayerScale": ("layerscale_18l18l", SHARED, "M2M100"),
-    "DeepNet, embeddings normed": ("deepnet_18l18l", {**NORMED, **SHARED}, "Bart"),
-    "Admin": ("admin_18l18l", {**NORMED, **LEARNED}, "Bart"),
-}
-
-
-@pytest.fixture
-def export(command):
-    """export(MODEL, ...): the same of the export; raw text has words without a tokeniser."""
-    more = ["--format", "huggingface", "--tokenizer", "none"]
-    return lambda *words: command("export", *words, *more)
-
-
-def load(folder):
-    from transformers import AutoModelForSeq2SeqLM
-
-    with quiet():
-        return AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True).eval()
-
-
-def translations(path, lines, **parts):
-    """The first words of greedy ones: at the limit, transformers does not end a sentence as we do."""
-    translator = Translator(find_bundle(str(path), **parts), cpu=True, beam=1, max_len_a=0, max_len_b=12)
-    return [line.split()[:8] for line in translator.translate(lines)]
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_every_structure_computes_the_same_in_both_directions(structure, make, export, command):
-    """Log-probabilities, which both commands compare; greedy translations; and a checkpoint made of the export."""
-    name, flags, kind = STRUCTURES[structure]
-    _, folder = make(name, **flags)
-    code, out, err = export(folder / "model.pt", "--output", folder / "out")
-    assert (code, err) == (0, "") and f"{folder}/out: {kind}ForConditionalGeneration; log-probabilities of 16" in out
-    assert not (folder / "out/target").exists() or "share_all_embeddings" not in flags
-    lines = [" ".join(f"w{(5 * number + word) % 25}" for word in range(1 + number % 9)) for number in range(24)]
-    expected = translations(folder / "model.pt", lines, tokenizer="none")
-    assert translations(folder / "out", lines) == expected
-    (folder / "back").mkdir()
-    words = ["--from", "huggingface", "--output", folder / "back/model.pt", "--tokenizer", "none"]
-    assert command("import", folder / "out", *words)[::2] == (0, "")
-    again = load_model(find_bundle(str(folder / "back/model.pt")))
-    assert [side.symbols for side in (again.source, again.target)] == [
-        Dictionary.load(str(folder / f"dict.{side}.txt")).symbols for side in ("src", "tgt")
-    ]
-    assert translations(folder / "back/model.pt", lines) == expected
-    assert again.stored.flags.share_all_embeddings == ("share_all_embeddings" in flags)
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +23,6 @@ def recipe(plain, tmp_path_factory):
     output = tmp_path_factory.mktemp("export") / "out"
     words = ["--output", output, "--licence", "CC-BY-4.0", "--name", "Of <numbers>", "--verify-sentences", "30"]
     return plain, output, run("fairseq-deep", "export", plain, "--format", "huggingface", *words)
-
-
-def code_of(folder):
-    """The Python code of the model's card."""
-    code = (folder / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-    return code.replace("FOLDER", str(folder))
 
 
 def test_a_recipe_is_checked_with_its_test_set_and_its_card_translates(recipe):
@@ -103,7 +36,7 @@ def test_a_recipe_is_checked_with_its_test_set_and_its_card_translates(recipe):
     lines = [*(trained / "text/raw/test.en").read_text().splitlines(), ""]
     names = {}
     with quiet():
-        exec(code_of(output), names)
+        exec(code_of(output / "README.md").replace("FOLDER", str(output)), names)
         found = names["translate"](lines)
     expected = Translator(str(trained), cpu=True).translate(lines)
     assert len(lines) == 41 and sum(map(eq, found, expected)) >= 40 and found[-1] == ""
@@ -129,26 +62,24 @@ def test_an_imported_model_translates_and_trains_on(recipe, tmp_path, command):
         assert len(losses(done)) == 3 and losses(done)[1] < 3.5  # an untrained model has 5 and more
 
 
-def test_the_card_of_a_model_of_fairseq_names_its_architecture(make, export):
+def test_the_card_of_a_model_of_fairseq_names_its_architecture(make, command):
     """And its own number of parameters: FSMT stores positions, and three tables for one."""
-    model, folder = make("postnorm_6l", **SHARED)
-    own = f"{sum(parameter.numel() for parameter in model.parameters()):,}"
+    model, folder = make("postnorm_6l", share_all_embeddings=True)
     state = torch.load(folder / "model.pt", weights_only=False)
     state["cfg"]["model"].arch = state["cfg"]["model"]._name = "transformer_iwslt_de_en"
     torch.save(state, folder / "stock.pt")
-    for name, architecture in (("model", "`transformer_postnorm_6l` of fairseq_deep"),
-                               ("stock", "`transformer_iwslt_de_en` of fairseq")):  # fmt: skip
-        assert export(folder / f"{name}.pt", "--output", folder / name)[0] == 0
-        card = (folder / name / "README.md").read_text()
-        assert f"| architecture | {architecture} |" in card
-        stored = sum(parameter.numel() for parameter in load(folder / name).parameters())
-        assert f"| parameters | {own} ({stored:,} as stored by the class) |" in card
+    words = ["--format", "huggingface", "--tokenizer", "none", "--output", folder / "out"]
+    assert command("export", folder / "stock.pt", *words)[0] == 0
+    card, own = (folder / "out/README.md").read_text(), sum(each.numel() for each in model.parameters())
+    assert "| architecture | `transformer_iwslt_de_en` of fairseq |" in card
+    assert re.search(rf"\| parameters \| {own:,} \([\d,]+ as stored by the class\) \|", card)
 
 
-def test_the_files_of_fsmt_are_read(make, export, command):
+def test_the_files_of_fsmt_are_read(make, command):
     _, folder = make("postnorm_6l")
-    assert export(folder / "model.pt", "--output", folder / "out")[0] == 0
     place = folder / "out"
+    words = ["--format", "huggingface", "--tokenizer", "none", "--output", place]
+    assert command("export", folder / "model.pt", *words)[0] == 0
     for side, name in (("src", "tokenizer.json"), ("tgt", "target/tokenizer.json")):
         vocabulary = json.loads((place / name).read_text())["model"]["vocab"]
         pieces = {word if index < 4 else f"{word}</w>": index for word, index in vocabulary.items()}

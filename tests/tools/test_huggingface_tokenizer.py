@@ -8,20 +8,18 @@ import unicodedata
 
 import pytest
 
-from fairseq_deep import cli
 from fairseq_deep.errors import UsageError
-from fairseq_deep.runtime import Translator, find_bundle, text
+from fairseq_deep.runtime import text
 from fairseq_deep.runtime.dictionary import Dictionary
 from fairseq_deep.runtime.engines.transformers_engine import TokenizerDictionary
 from fairseq_deep.tools import huggingface_import, huggingface_tokenizer
-from tests.helpers.exports import dictionary_of, learn_merges, learn_pieces, tokenised_lines, write_model
+from tests.helpers.exports import dictionary_of, learn_merges, learn_pieces, tokenised_lines
 from tests.helpers.paths import ROOT
 
 pytestmark = pytest.mark.skipif(not all(map(importlib.util.find_spec, ("sentencepiece", "transformers"))),
                                 reason="needs sentencepiece and transformers")  # fmt: skip
 PAD, UNK = 1, 3
 TAGS = ["<2de>", "<2zh>"]
-POSITIONS = {"max_source_positions": 64, "max_target_positions": 64}
 
 
 def saved(folder, own, codes):
@@ -94,40 +92,6 @@ def test_bytes_become_characters():
     for join in (functools.partial(text.joined, kind="sentencepiece"), example["join_pieces"]):
         assert join("\u2581a <0xE6> <0xBC> <0xA2> b <0xFF> \u2581<0x41>") == "a\u6f22b\ufffd <0x41>"
         assert join("\u2581a <0x0D> <0x0A> b") == "a b", "a translation is one line"
-
-
-def test_a_multilingual_model_is_exported_with_its_tags(tmp_path, capsys):
-    """The class with its table, the card from raw text with a tag to raw text, ``translate``, and the way back."""
-    lines = tokenised_lines(400, 4, 1)
-    learn_pieces(tmp_path / "spm.model", lines, vocab_size=120)
-    cut = text.cutter_of(str(tmp_path / "spm.model"))
-    units = dictionary_of([*TAGS, *map(cut, lines)])
-    write_model(tmp_path, "prenorm_6l", (units, units), share_all_embeddings=True, **POSITIONS)
-
-    def run(*words):
-        capsys.readouterr()
-        assert cli.main([*map(str, words)]) == 0
-        out, err = capsys.readouterr()
-        assert err == ""
-        return out
-
-    parts = ["--tokenizer", "none", "--bpe-codes", tmp_path / "spm.model"]
-    out = run("export", tmp_path / "model.pt", "--format", "huggingface", *parts, "--output", tmp_path / "out")
-    assert " 16 sentences within " in out and "(random units, " in out
-    card = (tmp_path / "out/README.md").read_text()
-    assert "Begin each line with the tag of its target language and a blank: `<2de>`, `<2zh>`." in card
-    assert "The tokenizer expects raw text." in card and "sacremoses" not in card.partition("## Use")[2]
-    names = {}
-    exec(card.partition("```python\n")[2].partition("```")[0].replace("FOLDER", str(tmp_path / "out")), names)
-    given = [f"{TAGS[number % 2]} {line}" for number, line in enumerate(lines[:10])]
-    ours = Translator(find_bundle(str(tmp_path / "model.pt"), codes=str(parts[-1]), tokenizer="none"), cpu=True)
-    theirs = Translator(str(tmp_path / "out"), cpu=True)
-    assert theirs.source.encode(given[0])[0] == ours.source.indices[TAGS[0]] and ours.max_source == theirs.max_source
-    assert names["translate"](given) == theirs.translate(given)
-    (tmp_path / "back").mkdir()
-    run("import", tmp_path / "out", "--from", "huggingface", "--output", tmp_path / "back/model.pt")
-    again = Translator(str(tmp_path / "back/model.pt"), cpu=True)
-    assert again.translate(given) == ours.translate(given)
 
 
 def test_vocabularies_without_a_tokenizer_are_refused(tmp_path):
