@@ -1,6 +1,7 @@
 """Programs for processes in which fairseq, omegaconf and hydra cannot be imported: ``alone.py PART ARGUMENT ...``."""
 
 import contextlib
+import functools
 import io
 import json
 import sys
@@ -31,12 +32,13 @@ def deep(*words):
     assert "transformers" not in sys.modules, "it takes seconds to import"
 
 
-def serve(seconds, *words):
-    """``fairseq-deep serve``, with so many seconds for the head of a request."""
+def serve(head, body, *words):
+    """``fairseq-deep serve``, with so many seconds for the head and for the body of a request."""
     from fairseq_deep.cli import main
-    from fairseq_deep.serving import server
+    from fairseq_deep.serving import messages, server
 
-    server.HEAD_SECONDS = float(seconds)
+    server.HEAD_SECONDS = float(head)
+    messages.Limits = functools.partial(messages.Limits, body_timeout=float(body))
     return main(["serve", *words])
 
 

@@ -1,25 +1,26 @@
 """For tests of the server: a random model as a package, stand-ins for models, and a server as a process."""
 
-import argparse
 import json
 import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import Request, urlopen
 
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY
 
-from fairseq_deep.runtime import packaged
-from fairseq_deep.runtime.dictionary import Dictionary
-from fairseq_deep.runtime.model import untrained
+from fairseq_deep.cli import main
 from fairseq_deep.runtime.translator import Translation
 from fairseq_deep.serving.batching import Batcher, Pair
 from fairseq_deep.serving.messages import Limits
 from fairseq_deep.serving.service import Service
-from tests.helpers.models import PRENORM, make_dictionary, tiny_flags
+from tests.helpers.exports import write_model
+from tests.helpers.models import make_dictionary
 from tests.helpers.paths import ALONE
 
 EN, DE = Pair("en", "de"), Pair("de", "en")
@@ -28,47 +29,19 @@ ENTRIES = 200
 POSITIONS = 40
 
 
-def write_package(folder, source="en", target="de", seed=1, ends=None, **settings):
-    """Write a package of a random model, whose units are the words w0, w1, ..., and return its folder.
+def write_package(folder, source="en", target="de", seed=1):
+    """Package a random model, whose units are the words w0, w1, ..., and return the package's folder.
 
     Its translations differ from sentence to sentence.
-
-    Args:
-        ends: adds to the score of end-of-sentence, so lengths differ, and <pad> has no probability; None: as it comes
-        settings: flags of the model
     """
-    folder.mkdir()
-    data = folder.parent / f"{folder.name}.data"
-    data.mkdir()
-    for lang in (source, target):
-        make_dictionary(ENTRIES).save(str(data / f"dict.{lang}.txt"))
-    flags = argparse.Namespace(arch=PRENORM, **{**tiny_flags(PRENORM, dim=32), **settings})
-    flags.max_source_positions = flags.max_target_positions = POSITIONS
-    ARCH_CONFIG_REGISTRY[PRENORM](flags)
+    parts = folder.parent / f"{folder.name}.data"
+    parts.mkdir()
     torch.manual_seed(seed)
-    entries = Dictionary.load(str(data / f"dict.{source}.txt"))
-    model = untrained(flags, entries, entries).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(3.0 if weight.dim() > 1 else 1.0)  # its translations are less alike
-        if ends is not None:
-            model.decoder.layer_norm.bias[0] = 5.0
-            rows = model.decoder.output_projection.weight
-            rows[Dictionary.eos].mul_(1.5)
-            rows[:, 0] = 0.0
-            rows[Dictionary.eos, 0] = ends
-            rows[Dictionary.pad, 0] = -10.0
-    tensors, tied = packaged.make_tensors(model, model.state_dict(), None)
-    task = {"source_lang": source, "target_lang": target, "left_pad_source": True, "left_pad_target": False,
-            "truncate_source": False, "max_source_positions": POSITIONS, "max_target_positions": POSITIONS}  # fmt: skip
-    search = {"beam": 3, "lenpen": 0.6, "max_len_a": 0.0, "max_len_b": 8, "gnmt_lenpen": False}
-    config = packaged.make_config(
-        f"random {source}-{target}", "none", flags, tied, task=task, search=search,
-        text={"tokenizer": "none", "lowercase": False, "sub_words": None}, criterion={"label_smoothing": 0.1},
-        made_with={"torch": torch.__version__},
-    )  # fmt: skip
-    texts = {path.name: path.read_bytes() for path in data.iterdir()}
-    packaged.write(os.fspath(folder), packaged.Content(config, tensors, {**texts, "README.md": b"card\n"}))
+    units = make_dictionary(ENTRIES)
+    sizes = {"max_source_positions": POSITIONS, "max_target_positions": 10, "decoder_layers": 2}
+    write_model(parts, "prenorm_2l2l_tiny", (units, units), languages=(source, target), **sizes)
+    words = ["--tokenizer", "none", "--name", f"random {source}-{target}", "--output", str(folder)]
+    assert main(["package", str(parts / "model.pt"), *words]) == 0
     return folder
 
 
@@ -120,33 +93,30 @@ def ask(client, q, source="en", target="de", **more):
 
 
 class ServerProcess:
-    """``fairseq-deep serve`` in a process of its own, with *words*; its log is in :attr:`events`."""
+    """``fairseq-deep serve`` in a process of its own, with *words*."""
 
-    def __init__(self, *words, head=10.0):
-        command = [sys.executable, ALONE, "serve", head, *words, "--port", 0, "--cpu"]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, env=env)
-        self.events = []
-        self._started = threading.Event()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        assert self._started.wait(60), self.events
+    def __init__(self, *words, head=10.0, body=10.0):
+        command = [sys.executable, ALONE, "serve", head, body, *words, "--port", 0, "--cpu"]
+        self.log = Path(tempfile.mkstemp()[1])
+        with open(self.log, "w") as stream:
+            env = {**os.environ, "OMP_NUM_THREADS": "1"}
+            self.process = subprocess.Popen([*map(str, command)], stderr=stream, env=env)
+        while not self.events and self.process.poll() is None:
+            time.sleep(0.05)
         assert self.events[0].get("event") == "ready", self.events
         self.url = self.events[0]["url"]
         self.address = self.url.removeprefix("http://").split(":")
 
-    def _read(self):
-        for line in self.process.stderr:
-            self.events.append(json.loads(line) if line.startswith("{") else {"line": line})
-            self._started.set()
-        self._started.set()
+    @property
+    def events(self):
+        """The entries of its log so far; other lines are {"line": TEXT}."""
+        lines = self.log.read_text().split("\n")[:-1]
+        return [json.loads(line) if line.startswith("{") else {"line": line} for line in lines]
 
     def stop(self, number):
         """The exit status after a signal; 0 sends none."""
         self.process.send_signal(number)
-        code = self.process.wait(60)
-        self._reader.join(10)
-        return code
+        return self.process.wait(60)
 
     def __enter__(self):
         return self
@@ -155,16 +125,11 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        self.log.unlink()
 
 
-def http(fields, path="/translate"):
-    """A request as bytes; the server closes the connection after it."""
-    body = json.dumps(fields).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def parsed(answer):
-    """Status and fields of an answer in bytes."""
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return int(head.split()[1]), json.loads(body)
+def post(url, line):
+    """The translation of *line* by the server at *url*."""
+    body, headers = json.dumps({**GOOD, "q": line}).encode(), {"Content-Type": "application/json"}
+    with urlopen(Request(f"{url}/translate", body, headers), timeout=60) as answer:
+        return json.load(answer)["translatedText"]

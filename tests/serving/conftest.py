@@ -8,12 +8,18 @@ from tests.helpers.serving import DE, EN, random_lines, service_of, write_packag
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory):
-    """Random models for both directions, in double precision: batches do not change their choices."""
-    folder, found = tmp_path_factory.mktemp("models"), []
-    for seed, (source, target) in enumerate((EN, DE)):
-        path = str(write_package(folder / f"{source}{target}", source, target, seed))
-        translator = Translator(path, cpu=True, nbest=3, max_len_a=0.5, max_len_b=3, limit_each=True)
+def packages(tmp_path_factory):
+    """Random models for both directions."""
+    folder = tmp_path_factory.mktemp("packages")
+    return [write_package(folder / "there", *EN, 1), write_package(folder / "back", *DE, 2)]
+
+
+@pytest.fixture(scope="session")
+def models(packages):
+    """The models in double precision: batches do not change their choices."""
+    found = []
+    for path in map(str, packages):
+        translator = Translator(path, cpu=True, beam=3, nbest=3, max_len_a=0.5, max_len_b=3, limit_each=True)
         for model in translator.models:
             model.double()
         found.append(ServedModel(translator, find_bundle(path)))

@@ -12,7 +12,6 @@ httpx = pytest.importorskip("httpx")
 
 from starlette.testclient import TestClient  # noqa: E402
 
-from fairseq_deep.errors import UsageError  # noqa: E402
 from fairseq_deep.runtime import load_model  # noqa: E402
 from fairseq_deep.serving.app import make_app  # noqa: E402
 from fairseq_deep.serving.batching import Pair  # noqa: E402
@@ -118,8 +117,6 @@ def test_metrics_count(models):
     assert samples['fairseq_deep_batch_lines_bucket{le="2.0"}'] == samples["fairseq_deep_batch_lines_count"] == "1.0"
     assert samples['fairseq_deep_request_seconds_bucket{le="+Inf"}'] == "2.0"
     assert samples["fairseq_deep_queue_lines"] == "0.0" and float(samples["fairseq_deep_translation_seconds_total"]) > 0
-    names = re.findall(r"^# TYPE (\S+) (?:counter|gauge|histogram)$", answer.text, re.MULTILINE)
-    assert len(names) == len(set(names)) == 7 and all(key.startswith(tuple(names)) for key in samples)
 
 
 def test_keys(models, tmp_path, capsys):
@@ -137,10 +134,6 @@ def test_keys(models, tmp_path, capsys):
         assert client.get("/models").json()["key_required"] and client.get("/languages").status_code == 200
     logged = capsys.readouterr().err
     assert logged and not any(key in logged for key in ("first-key", "third", "kéy", "k\\u00e9y"))
-    for content, reason in (("\n \n", "has no keys"), (b"\xff", "must be UTF-8")):
-        (tmp_path / "keys").write_bytes(content if isinstance(content, bytes) else content.encode())
-        with pytest.raises(UsageError, match=reason):
-            read_keys(str(tmp_path / "keys"))
 
 
 def test_the_log_has_one_json_line_per_request_without_texts_or_keys(client, models, capsys):
