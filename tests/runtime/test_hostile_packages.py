@@ -5,7 +5,6 @@ import os
 import random
 import re
 import shutil
-import struct
 
 import pytest
 import torch
@@ -62,33 +61,19 @@ def text(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
-def tensors(change):
+def tensors(change, metadata=None):
     """A change of the tensors, written again by the library."""
 
     def rewrite(folder):
         found = load_file(folder / "model.safetensors")
         change(found)
-        save_file(found, folder / "model.safetensors")
+        save_file(found, folder / "model.safetensors", metadata)
 
     return rewrite
 
 
-def header(change, cut=None):
-    """A change of the header of the weights, as JSON or as bytes; all but *cut* bytes of the data."""
-
-    def rewrite(folder):
-        content = (folder / "model.safetensors").read_bytes()
-        (size,) = struct.unpack("<Q", content[:8])
-        head, rest = json.loads(content[8 : 8 + size]), content[8 + size :]
-        head = change(head) or head
-        head = head if isinstance(head, bytes) else json.dumps(head).encode()
-        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + rest[:cut])
-
-    return rewrite
-
-
-def at(key, **fields):
-    return header(lambda head: head[key].update(fields))
+def cut(folder):
+    os.truncate(folder / "model.safetensors", (folder / "model.safetensors").stat().st_size - 100)
 
 
 def link(name, target):
@@ -105,16 +90,12 @@ def fifo(folder):
 
 
 EMBED = "encoder.embed_tokens.weight"
-OUT = "decoder.output_projection.weight"
-UNKNOWN = "has the unknown setting"
 HOSTILE = {
     "a folder of programs": (config(model__user_dir="/tmp/evil"), "model has the unknown setting 'user_dir'"),
     "at the top": (config(user_dir="."), "the content has the unknown setting 'user_dir'"),
     "another class of transformers": (config(model_type="bert"), "model_type must be fairseq_deep or missing"),
-    "a criterion": (config(criterion__criterion="ctc"), UNKNOWN),
+    "a criterion": (config(criterion__criterion="ctc"), "has the unknown setting"),
     "a reference": (config(model__dlcl_init="${oc.env:HOME}"), "model.dlcl_init is '${oc.env:HOME}', not a short"),
-    "an expression": (config(model__adaptive_softmax_cutoff="__import__('os').system('touch MARK')"),
-                      "adaptive_softmax_cutoff is \"__import__('os').system('touch MARK')\", not a short"),
     "a language elsewhere": (config(task__source_lang="../secret/x"), "source_lang is '../secret/x', not a language"),
     "a path for a model": (config(arch="../x"), "arch is '../x', not the name of a Transformer"),
     "very deep": (config(model__encoder_layers=900_000), "does not have that many encoder_layers"),
@@ -133,26 +114,24 @@ HOSTILE = {
                         "has format version 2, but only 1 is supported; install a newer fairseq_deep"),
     "another format": (config(format="x"), "its format must be"),
     "nested": (text("config.json", b"[" * 500_000), "not a packaged-model configuration"),
-    "no JSON": (text("config.json", b"cos\nsystem\n(S'touch MARK'\ntR."), "not a packaged-model configuration"),
     "large": (text("config.json", b" " * (2 << 20)), "at most 1,048,576 bytes"),
-    "a pickle for weights": (lambda folder: torch.save({}, folder / "model.safetensors"), "invalid safetensors file"),
-    "truncated": (header(lambda head: None, cut=-100), "invalid safetensors file"),
-    "a header beyond the end": (text("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"), "safetensors file"),
-    "a huge shape": (at(EMBED, shape=[1 << 40, 1 << 40]), "invalid safetensors file"),
-    "another shape": (at(EMBED, shape=[16, VOCAB]), f"{EMBED} is (16, {VOCAB}), in the model ({VOCAB}, 16)"),
-    "whole numbers": (at(EMBED, dtype="I32"), f"rejected: '{EMBED}' has the unsupported type I32"),
+    "truncated": (cut, "invalid safetensors file"),
+    "another shape": (tensors(lambda found: found.update({EMBED: found[EMBED].T.contiguous()})),
+                      f"{EMBED} is (16, {VOCAB}), in the model ({VOCAB}, 16)"),
+    "whole numbers": (tensors(lambda found: found.update({EMBED: found[EMBED].int()})),
+                      f"rejected: '{EMBED}' has the unsupported type I32"),
     "a tensor less": (tensors(lambda found: found.pop(EMBED)), f"it lacks {EMBED}"),
     "a tensor more": (tensors(lambda found: found.update(x=torch.ones(1))), "it has x, which the model lacks"),
     "a word less": (text("dict.src.txt", b"".join(b"w%d 1\n" % index for index in range(VOCAB - 5))), "(39, 16)"),
     "a link for weights": (link("model.safetensors", "../secret"), "must not be a link"),
     "a pipe": (fifo, "must be a regular file"),
-    "merges of the hub's other name": (text("bpecodes", b"a b\n"), "a package must not have a file of this name"),
     "merges without a setting": (text("code", b"a b\n"), "a package must not have a file of this name"),
-    "a link beside": (lambda folder: os.symlink("../secret", folder / "bpecodes"), "a package must not have a file"),
     "a link for the card": (link("README.md", "../secret"), "must not be a link"),
+    "no checksums": (text("SHA256SUMS", b""), "has no checksum of config.json"),
+    "odd checksums": (text("SHA256SUMS", b"x"), "invalid line 'x'"),
+    "a checksum of a file elsewhere": (text("SHA256SUMS", b"0" * 64 + b"  ../config.json\n"), "SUMS: invalid line"),
     "NaN in the weights": (tensors(lambda found: found[EMBED].fill_(float("nan"))), f"'{EMBED}' holds NaN or Inf"),
-    "metadata without end": (header(lambda head: head.update(__metadata__={"x": "y" * (9 << 20)})),
-                             "its header has 9,"),
+    "metadata without end": (tensors(len, {"x": "y" * (9 << 20)}), "its header has 9,"),
 }  # fmt: skip
 
 
@@ -167,12 +146,15 @@ def opened(action):
 
 
 def changed(whole, folder, change):
-    """A copy of the package with *change*; its sums are right: whoever changes a file can also change its sum."""
+    """A copy of the package with *change*; its sums are right, since whoever changes a file can also change its sum.
+
+    A pipe has no sum, and sums may be the change.
+    """
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(whole, folder)
+    sums = shutil.copytree(whole, folder) / "SHA256SUMS"
     change(folder)
-    if change is not fifo:  # of which no sum can be made
-        os.remove(folder / "SHA256SUMS")
+    if change is not fifo and sums.read_text() == (whole / "SHA256SUMS").read_text():
+        sums.unlink()
         write_sums(str(folder))
     return str(folder / "model.safetensors")
 
@@ -214,15 +196,13 @@ def test_what_is_changed_at_random_is_read_or_refused(name, whole, tmp_path):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "dict.src.txt", "dict.tgt.txt"])
 def test_damage_is_told(name, whole, tmp_path):
-    path = shutil.copytree(whole, tmp_path / "made") / "model.safetensors"
-    damaged = tmp_path / "made" / name
-    content = damaged.read_bytes()
-    damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    damaged = shutil.copytree(whole, tmp_path / "made") / name
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
     with pytest.raises(UsageError, match=f"^{damaged}: corrupt, its sha256 differs from SHA256SUMS; copy it again"):
-        packaged.load(str(path))
+        packaged.load(str(tmp_path / "made/model.safetensors"))
     damaged.unlink()
     with pytest.raises(UsageError, match=f"^{damaged}: No such file or directory; copy the directory again"):
-        packaged.load(str(path))
+        packaged.load(str(tmp_path / "made/model.safetensors"))
 
 
 @pytest.mark.parametrize("arch", ["transformer_from_pretrained_xlm", "transformer_of_a_later_version"])
@@ -244,17 +224,6 @@ def test_no_setting_names_a_file():
     known = model_settings()
     odd = re.compile(r"path|file|dir|from|restore|pretrain|profile|checkpoint|url|cmd|command|module")
     assert len(known) > 60 and [name for name in known if odd.search(name)] == []
-
-
-@pytest.mark.parametrize("content, message", [
-    ("", "has no checksum of config.json"), ("x", "invalid line 'x'"),
-    ("0" * 64 + "  ../config.json\n", "SHA256SUMS: invalid line"),
-])  # fmt: skip
-def test_sums_that_are_none(content, message, whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "made")
-    (tmp_path / "made/SHA256SUMS").write_text(content)
-    with pytest.raises(UsageError, match=message):
-        packaged.load(str(tmp_path / "made/model.safetensors"))
 
 
 def test_check_says_what_is_unusual(whole, command, tmp_path):
