@@ -31,19 +31,22 @@ def method(axis, name, **options):
 def names(trained, tmp_path_factory):
     """What the calls name."""
     transformers = pytest.importorskip("transformers")
+    from fairseq_deep.huggingface import FairseqDeepConfig
     from fairseq_deep.huggingface.modeling import CACHE
 
     package = tmp_path_factory.mktemp("package") / "model"
     assert cli.main(["package", str(trained), "--output", str(package)]) == 0
     parts = {"bpe": "subword_nmt", "bpe_codes": str(trained / "text/bpe/code"), "tokenizer": "moses"}
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(package)
-    batch = transformers.AutoTokenizer.from_pretrained(package)(["We see."], return_tensors="pt")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(package)
+    batch = tokenizer(["We see."], return_tensors="pt")
     return {
         "stack": stack, "stacks": stacks, "method": method, "Dlcl": Dlcl, "SearchOptions": SearchOptions,
         "build": lambda stacks: Transformer.build(stacks, 20), "nan": float("nan"),
         "Translator": Translator, "run": str(trained), "translator": Translator(str(trained), cpu=True),
         "hub": DeepTransformerModel.from_pretrained(str(trained), "averaged.pt", **parts),
         "Auto": transformers.AutoModelForSeq2SeqLM, "package": package, "torch": torch, "model": model, "batch": batch,
+        "tokenizer": tokenizer, "Config": FairseqDeepConfig,
         "cache": model(**batch, decoder_input_ids=torch.tensor([[2]]), use_cache=True)[CACHE],
     }  # fmt: skip
 

@@ -14,10 +14,12 @@ from fairseq_deep.huggingface import FairseqDeepForConditionalGeneration  # noqa
 from fairseq_deep.huggingface.modeling import CACHE  # noqa: E402
 from tests.helpers.huggingface import make_model  # noqa: E402
 from tests.helpers.methods import METHODS, OPTIONS, PRENORM  # noqa: E402
+from tests.helpers.models import make_batch, make_dictionary  # noqa: E402
 
 LANGUAGES = {"language_norm": True, "language_transform": True, "num_languages": 20}
 ALL = {**METHODS, **OPTIONS, "languages": (PRENORM, LANGUAGES)}
 PAD, EOS = 1, 2
+DICTIONARY = make_dictionary(36)
 
 
 @pytest.fixture(params=ALL)
@@ -27,19 +29,12 @@ def models(request):
 
 def sources(lengths=(6, 8, 4), side="left"):
     """Sources that are padded on one *side*."""
-    tokens = torch.full((len(lengths), max(lengths)), PAD)
-    for row, length in zip(tokens, lengths):
-        place = row[len(row) - length :] if side == "left" else row[:length]
-        place[:] = torch.tensor([*torch.randint(4, 36, (length - 1,)), EOS])
-    return tokens
+    return make_batch(DICTIONARY, lengths, left_pad=side == "left")[0]
 
 
 def targets(lengths=(5, 7, 7)):
     """Target inputs that are padded on the right."""
-    tokens = torch.full((len(lengths), max(lengths)), PAD)
-    for row, length in zip(tokens, lengths):
-        row[:length] = torch.tensor([EOS, *torch.randint(4, 36, (length - 1,))])
-    return tokens
+    return make_batch(DICTIONARY, target_lengths=lengths)[2]
 
 
 def assert_near(actual, expected):
@@ -160,17 +155,14 @@ def test_outputs_of_a_caller():
     assert torch.equal(model.generate(encoder_outputs=encoded), model.generate(source))
 
 
-def test_the_length_penalty_of_gnmt_is_refused():
-    model, _ = make_model(PRENORM, {}, gnmt_lenpen=True)
+@pytest.mark.parametrize("beam, more", [(4, {}), (1, {"num_beams": 4})])
+def test_the_length_penalty_of_gnmt_is_refused(beam, more):
+    model, _ = make_model(PRENORM, {}, gnmt_lenpen=True, beam=beam)
     source = torch.tensor([[5, 6, 2]])
     with pytest.raises(UsageError, match="GNMT's length penalty, which transformers does not support"):
-        model.generate(source)
-    assert torch.equal(model.generate(source, length_penalty=0.6)[:, :1], source[:, 2:])
-    assert torch.equal(model.generate(source, num_beams=1)[:, :1], source[:, 2:])
-    greedy, _ = make_model(PRENORM, {}, gnmt_lenpen=True, beam=1)
-    greedy.generate(source)
-    with pytest.raises(UsageError, match="GNMT's length penalty"):
-        greedy.generate(source, num_beams=4)
+        model.generate(source, **more)
+    for other in ({"length_penalty": 0.6}, {"num_beams": 1}):
+        assert torch.equal(model.generate(source, **other)[:, :1], source[:, 2:])
 
 
 def test_the_limit_of_the_package_holds_in_a_trainer():

@@ -1,6 +1,5 @@
 """A packaged model in transformers' Auto classes: text and translations are the runtime's."""
 
-import argparse
 import copy
 import json
 import os
@@ -8,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -117,10 +117,9 @@ def test_a_batch_for_training(loaded, lines):
         assert same(lines[0]).input_ids == ids and same.padding_side == "right"
 
 
-@pytest.mark.parametrize("penalty", [0.6, 1.0])
-def test_translations_are_those_of_the_runtime(penalty, loaded, package, lines):
-    found = translate(*loaded[1:], lines, length_penalty=penalty)
-    expected = Translator(package, cpu=True, lenpen=penalty).translate(lines)
+def test_translations_are_those_of_the_runtime(loaded, package, lines):
+    found = translate(*loaded[1:], lines, length_penalty=0.6)
+    expected = Translator(package, cpu=True, lenpen=0.6).translate(lines)
     assert len({*expected}) > 100
     assert sum(map(str.__eq__, found, expected)) >= 0.98 * len(lines)
 
@@ -159,34 +158,9 @@ def test_what_cannot_be_saved(loaded, tmp_path):
     assert unfilled and find_problems(str(tmp_path / "unfilled")) == []
     with pytest.raises(UsageError, match="the model cannot be saved: decoder.layer_norm.bias holds NaN or Inf"):
         model.save_pretrained(tmp_path / "broken", state_dict=broken.state_dict())
-    del weights["decoder.layer_norm.bias"]
-    with pytest.raises(UsageError, match="state_dict lacks decoder.layer_norm.bias: give all weights"):
-        model.save_pretrained(tmp_path / "broken", state_dict=weights)
-    with pytest.raises(UsageError, match=r"decode\(\) got the index -100: replace ignored positions"):
-        tokenizer.batch_decode([[5, -100]])
-    untrained = transformers.AutoModelForSeq2SeqLM.from_config(model.config)
-    with pytest.raises(UsageError, match="a model without dictionaries cannot be saved"):
-        untrained.save_pretrained(tmp_path / "untrained")
     make_model(PRENORM, {})[0].save_pretrained(tmp_path / "other")
     with pytest.raises(UsageError, match="other holds another model; choose another directory"):
         tokenizer.save_pretrained(tmp_path / "other")
-    with pytest.raises(UsageError, match=r"the model's push_to_hub\(\) uploads both"):
-        tokenizer.push_to_hub("someone/model")
-
-
-class Hub:
-    """A Hub with one repository, which is a directory."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        folder.mkdir()
-
-    def create_repo(self, repo_id, **kwargs):
-        return argparse.Namespace(repo_id=repo_id)
-
-    def create_commit(self, repo_id, operations, **kwargs):
-        for each in operations:
-            shutil.copy(each.path_or_fileobj, self.folder / each.path_in_repo)
 
 
 @pytest.mark.parametrize("has_card", [False, True])
@@ -194,7 +168,8 @@ def test_push_to_hub_uploads_a_package(has_card, loaded, package, lines, tmp_pat
     from huggingface_hub import ModelCard
     from huggingface_hub.errors import EntryNotFoundError
 
-    hub, load = Hub(tmp_path / "hub"), ModelCard.load
+    hub, load = tmp_path / "hub", ModelCard.load
+    hub.mkdir()
 
     def load_card(path, **kwargs):
         if os.path.exists(path):
@@ -203,14 +178,19 @@ def test_push_to_hub_uploads_a_package(has_card, loaded, package, lines, tmp_pat
             return ModelCard("---\nlicense: mit\n---\nTheir card")
         raise EntryNotFoundError("no card")
 
-    monkeypatch.setattr(transformers.utils.hub, "hf_api", lambda: hub)
+    def create_commit(operations, **_):
+        for each in operations:
+            shutil.copy(each.path_or_fileobj, hub / each.path_in_repo)
+
+    api = SimpleNamespace(create_repo=lambda name, **_: SimpleNamespace(repo_id=name), create_commit=create_commit)
+    monkeypatch.setattr(transformers.utils.hub, "hf_api", lambda: api)
     monkeypatch.setattr(ModelCard, "load", load_card)
     loaded[2].push_to_hub("someone/model", tags=["translation"])
-    assert sorted(os.listdir(hub.folder)) == sorted(os.listdir(package)) and find_problems(str(hub.folder)) == []
-    card = (hub.folder / "README.md").read_text()
+    assert sorted(os.listdir(hub)) == sorted(os.listdir(package)) and find_problems(str(hub)) == []
+    card = (hub / "README.md").read_text()
     assert "- translation\n" in card
     assert ("Their card" in card) == has_card and ((package / "README.md").read_text().strip() in card) != has_card
-    tokenizer, model = (each.from_pretrained(hub.folder) for each in AUTO[1:])
+    tokenizer, model = (each.from_pretrained(hub) for each in AUTO[1:])
     assert translate(tokenizer, model, lines[:5]) == translate(*loaded[1:], lines[:5])
 
 
@@ -280,10 +260,6 @@ def test_an_untrained_model_from_a_configuration(package, loaded, tmp_path):
     config.package["model"]["encoder_layer"] = 3
     with pytest.raises(UsageError, match="unknown setting 'encoder_layer'"):
         transformers.AutoModelForSeq2SeqLM.from_config(config)
-    with pytest.raises(UsageError, match="no dictionaries; use from_pretrained"):
-        transformers.AutoModelForSeq2SeqLM.from_config(FairseqDeepConfig())
-    with pytest.raises(UsageError, match="unknown argument encoder_layer; AutoConfig"):
-        FairseqDeepConfig(encoder_layer=3)
 
 
 def test_it_works_without_fairseq_and_after_importing_the_package(loaded, package, lines):
