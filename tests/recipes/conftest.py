@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from tests.helpers.recipes import SMALL, STUB, WORDS, recipe, write_pairs, write_program
+from tests.helpers.paths import ROOT
+from tests.helpers.recipes import SMALL, STUB, WORDS, driven, environment, recipe, write_pairs, write_program
 
 
 @pytest.fixture
@@ -45,3 +46,17 @@ def stubs(tools, tmp_path, monkeypatch):
 def job(tools, stubs, corpus, tmp_path):
     """job(WORD, ...): the ended recipe for *corpus* in tmp_path/exp, with stubs."""
     return lambda *words: recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, *words)
+
+
+@pytest.fixture
+def comparison(corpus, tmp_path):
+    """comparison(WORD, ...): the command that compares systems in tmp_path/exp, unless a WORD says otherwise."""
+    fixed = ("--data", corpus, "--exp", tmp_path / "exp", "--ngpu", "0", "--workers", "1", "--width", "16",
+             "--heads", "2", "--updates", "4")  # fmt: skip
+    return lambda *words: [str(word) for word in (ROOT / "examples/compare/run.sh", *fixed, *words)]
+
+
+@pytest.fixture
+def compare(comparison, tools):
+    """compare(WORD, ...): the ended command, in this process."""
+    return lambda *words: driven(*comparison(*words), variables=environment(tools))

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -25,65 +24,46 @@ if [[ ${0##*/} == fairseq-train ]]; then
     [[ $previous == --encoder-layers ]] && layers=$word
     previous=$word
   done
-  loss=$(PYTHON - "$rate" "$layers" <<'END'
-import math, sys
-print(5 + abs(math.log2(float(sys.argv[1]) / (0.004 if sys.argv[2] == "1" else 0.001))))
-END
-)
+  loss=$(awk -v rate="$rate" -v best="$([[ $layers == 1 ]] && echo 0.004 || echo 0.001)" \
+    'BEGIN { steps = log(rate / best) / log(2); print 5 + (steps < 0 ? -steps : steps) }')
   [[ ! -e $CALLS.broken ]] || { cat "$CALLS.broken"; exit 1; }
   echo '| INFO | num. shared model params: 1,234 (num. trained: 1,234)'
   echo '| INFO | valid | {"epoch": 1, "valid_loss": "'"$loss"'", "valid_ppl": "32", "valid_num_updates": "4"}'
 fi
-""".replace("PYTHON", sys.executable)
+"""
 
 
-def tuner(losses, default=0.002, **options):
-    """A `Tuner` whose runs have the loss ``losses(label, rate)``; and the rates that it tries, in order."""
-    args = SimpleNamespace(exp="exp", tune_seed=9, tune_updates=5, tune_schedule=[], scales=(1, 1), translate=True,
-                           **options)  # fmt: skip
-    made, tried = tune.Tuner(args, None, default), []
+@pytest.mark.parametrize("loss, given, tried, remark", [
+    *((lambda rate, best=best: abs(math.log(rate / best)), [], tried, f" {rate} of ") for best, tried, rate in (
+        (0.0003, [0.000125, 0.00025, 0.0005, 0.001, 0.002, 0.004], 0.00025), (0.002, [0.001, 0.002, 0.004], 0.002),
+        (0.009, [0.001, 0.002, 0.004, 0.008, 0.016], 0.008))),
+    (lambda rate: -rate, ["--lr", "0.1"], [0.05, 0.1, 0.2, 0.4, 0.8, 1.6],
+     "; 1.6 is at the edge of the grid: start a new search from --lr 3.2"),
+    (lambda rate: rate, ["--lr", "0.1"], [0.00625, 0.0125, 0.025, 0.05, 0.1, 0.2],
+     "; 0.00625 is at the edge of the grid: start a new search from --lr 0.003125"),
+    (lambda rate: math.inf if rate > 0.0006 else 4.0, [], [0.00025, 0.0005, 0.001, 0.002, 0.004], " 0.0005 of "),
+    (lambda rate: math.inf, [], [0.0005, 0.001, 0.002, 0.004],
+     "a diverges with all learning rates (0.0005, 0.001, 0.002, 0.004): give"),
+])  # fmt: skip
+def test_the_grid_grows_at_its_edges_until_the_best_is_inside(loss, given, tried, remark):
+    """It starts at the system's own rate, and has an end."""
+    args = SimpleNamespace(exp="exp", tune_seed=9, tune_updates=5, tune_schedule=[], scales=(1, 1), translate=True)
+    made, found = tune.Tuner(args, None, 0.002), []
 
     def measure(candidates, train):
-        found = [re.fullmatch(r"(\w+)-lr(.+)", each.label).groups() for each in candidates]
-        assert [each.flags[-2:] for each in candidates] == [["--lr", rate] for _, rate in found]
-        tried.extend((label, float(rate)) for label, rate in found)
-        return [losses(label, float(rate)) for label, rate in found]
+        rates = [float(each.label.removeprefix("a-lr")) for each in candidates]
+        assert [each.flags for each in candidates] == [["--x", "1", "--lr", f"{rate:g}"] for rate in rates]
+        found.extend(rates)
+        return list(map(loss, rates))
 
     made.measure = measure
-    return made, tried
-
-
-def test_the_grid_grows_at_its_edges_until_the_best_is_inside():
-    best = {"low": 0.0003, "middle": 0.002, "high": 0.009}
-    made, tried = tuner(lambda label, rate: abs(math.log(rate / best[label])))
-    systems = made.choose([System(label, "arch", ["--x", "1"]) for label in best])
-    rates = ("0.00025", "0.002", "0.008")
-    assert [system.flags for system in systems] == [["--x", "1", "--lr", rate] for rate in rates]
-    assert [list(system.tuned) for system in systems] == [
-        [0.000125, 0.00025, 0.0005, 0.001, 0.002, 0.004], [0.001, 0.002, 0.004],
-        [0.001, 0.002, 0.004, 0.008, 0.016],
-    ]  # fmt: skip
-    assert len(tried) == len(set(tried)) == 14
-    assert "low: learning rate 0.00025 of 0.000125 (" in tune.describe(systems[0])
-
-
-def test_the_grid_starts_at_the_own_rate_and_has_an_end():
-    made, tried = tuner(lambda label, rate: -rate)  # the higher, the better
-    [system] = made.choose([System("a", "arch", ["--lr", "0.1", "--x", "1"])])
-    assert [rate for _, rate in tried] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]
-    assert system.flags == ["--x", "1", "--lr", "1.6"]
-    assert tune.describe(system).endswith("; 1.6 is at the edge of the grid: start a new search from --lr 3.2")
-    assert tune.format_rates({0.1: 2.0, 0.2: 1.0, 0.4: math.inf}) == "0.1 (2.000), 0.2 (1.000), 0.4 (inf)"
-    assert "; 0.1 is at the edge of the grid: start a new search from --lr 0.05" in tune.format_rates({0.1: 1, 0.2: 2})
-
-
-def test_rates_that_diverge():
-    made, tried = tuner(lambda label, rate: math.inf if rate > 0.0006 else 4.0)
-    [system] = made.choose([System("a", "arch", [])])
-    assert system.flags == ["--lr", "0.0005"] and [rate for _, rate in tried] == [0.001, 0.002, 0.004, 0.0005, 0.00025]
-    made, tried = tuner(lambda label, rate: math.inf)
-    with pytest.raises(UsageError, match="a diverges with all learning rates .0.0005, 0.001, 0.002, 0.004.: give"):
-        made.choose([System("a", "arch", [])])
+    try:
+        [system] = made.choose([System("a", "arch", [*given, "--x", "1"])])
+        said = tune.describe(system)
+        assert list(system.tuned) == tried and system.flags[:-1] == ["--x", "1", "--lr"]
+    except UsageError as error:
+        said = error.message
+    assert sorted(found) == tried and remark in said
 
 
 @pytest.fixture
@@ -92,43 +72,37 @@ def tools_of_training(tools, stubs):
     return tools
 
 
-def compare(tools, corpus, exp, *words):
-    command = [ROOT / "examples/compare/run.sh", "--data", corpus, "--exp", exp, "--ngpu", "0", "--workers", "1",
-               "--width", "16", "--updates", "8", "--tune", "lr", "--translate", "false", *words]  # fmt: skip
-    recipes.fork_drivers(tools)
-    environment = recipes.environment(tools)
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, timeout=300)
+TUNED = ("--translate", "false", "--updates", "8", "--tune", "lr")
 
 
-def test_one_command_tunes_trains_and_judges(tools_of_training, stubs, corpus, tmp_path):
-    """Two depths, two final seeds: the search uses its own seed and as many updates, and is not repeated."""
+def test_one_command_tunes_trains_and_judges(tools_of_training, compare, stubs, tmp_path):
+    """Two depths, two final seeds: the search uses its own seed and half of the updates, and is not repeated."""
     exp = tmp_path / "exp"
-    given = (tools_of_training, corpus, exp, "--depths", "2,1", "--seeds", "2", "plain=prenorm_6l")
+    given = (*TUNED, "--tune-updates", "4", "--depths", "2,1", "--seeds", "2", "plain=prenorm_6l --warmup-updates 6")
     done = compare(*given)
     assert done.returncode == 0, done.stderr + done.stdout
     calls = [line for line in stubs.read_text().splitlines() if line.startswith("fairseq-train")]
-    found = [re.search(r"/exp/(\S+)/checkpoints .*--max-update (\d+) .*--lr (\S+)$", line).groups() for line in calls]
+    pattern = r"/exp/(\S+)/checkpoints .*--max-update (\d+) .*--warmup-updates (\d+) .*--lr (\S+)$"
+    found = [re.search(pattern, line).groups() for line in calls]
     grid = [(n, rate) for n in (1, 2) for rate in ("0.0005", "0.001", "0.002")]
     grid += [(1, "0.004"), (1, "0.008")]
-    searched = [(f"tune/runs/plain_{n}-lr{rate}/seed1000", "8", rate) for n, rate in grid]
-    final = [(f"runs/plain_{n}/seed{seed}", "8", rate) for seed in (1, 2) for n, rate in ((1, "0.004"), (2, "0.001"))]
+    searched = [(f"tune/runs/plain_{n}-lr{rate}/seed1000", "4", "3", rate) for n, rate in grid]
+    final = [(f"runs/plain_{n}/seed{seed}", "8", "6", rate)
+             for seed in (1, 2) for n, rate in ((1, "0.004"), (2, "0.001"))]  # fmt: skip
     assert found == searched + final
     table = (exp / "table.md").read_text()
-    assert "plain_1: transformer_prenorm_6l --encoder-layers 1 --lr 0.004" in table
+    assert "plain_1: transformer_prenorm_6l --warmup-updates 6 --encoder-layers 1 --lr 0.004" in table
     tried = "0.0005 (8.000), 0.001 (7.000), 0.002 (6.000), 0.004 (5.000), 0.008 (6.000)"
     assert f"plain_1: learning rates (valid loss) {tried}" in table
     judgement = (exp / "depth.md").read_text()
-    assert "| plain" in judgement and "fewer than the runs" not in judgement
-    assert len(read(str(exp))) == 4
+    assert "| plain" in judgement and "4 updates, fewer than the runs" in judgement and len(read(str(exp))) == 4
     [judged] = json.loads((exp / "depth.json").read_text())
     assert judged["gain"] == {"1": 0.0, "2": 0.0} and judged["pays"] == "not clear" and "depth pays" in done.stdout
-    other = compare(*given[:-1], "plain=prenorm_6l --dropout 0.2")
-    assert other.returncode == 2 and "plain_1-lr0.0005 was 'transformer_prenorm_6l " in other.stderr
-    planned = compare(*given, "--dry-run").stdout
-    assert "2 systems x 3 rates or more, 8 updates each, seed 1000" in planned
+    recipes.assert_refused(compare(*given[:-1], "plain=prenorm_6l"), "plain_1-lr0.0005 was 'transformer_prenorm_6l ")
+    assert "2 systems x 3 rates or more, 4 updates each, seed 1000" in compare("--dry-run", *given).stdout
     stubs.write_text("")
     for more in ((), ("--table-only",)):
-        again = compare(*given, *more)
+        again = compare(*more, *given)
         assert again.returncode == 0 and "fairseq-train" not in stubs.read_text(), again.stderr
         assert (exp / "table.md").read_text() == table
 
@@ -140,19 +114,17 @@ def test_a_closed_pipe_is_no_traceback(tools):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_run_that_failed_for_another_reason_ends_the_search(tools_of_training, stubs, corpus, tmp_path):
+def test_a_run_that_failed_for_another_reason_ends_the_search(tools_of_training, compare, stubs):
     """A full disk says nothing about a learning rate; a loss that is no number does."""
     broken = stubs.with_name(f"{stubs.name}.broken")
-    broken.write_text("OSError: no space left on device\n")
-    given = (tools_of_training, corpus, tmp_path / "exp", "prenorm_2l2l_tiny")
-    done = compare(*given)
-    assert done.returncode == 4 and "3 of 3 runs of the search for learning rates failed: " in done.stderr
-    assert "the same command retries them" in done.stderr and done.stderr.count("\n") == 1
-    broken.write_text("FloatingPointError: gradients are Nan/Inf\n")
-    done = compare(*given)
-    assert done.returncode == 2 and "diverges with all learning rates" in done.stderr
+    for reason, status, said in (
+        ("OSError: no space left on device\n", 4, "3 of 3 runs of the search for learning rates failed: "),
+        ("FloatingPointError: gradients are Nan/Inf\n", 2, "diverges with all learning rates"),
+    ):
+        broken.write_text(reason)
+        recipes.assert_refused(compare(*TUNED, "prenorm_2l2l_tiny"), said, status=status)
     broken.unlink()
-    assert compare(*given).returncode == 0
+    assert compare(*TUNED, "prenorm_2l2l_tiny").returncode == 0
 
 
 @pytest.mark.parametrize("reason, lost", [
@@ -177,19 +149,15 @@ def row(line, layers, losses, bleu=None):
 
 
 def test_gains_are_the_deepest_minus_the_shallowest():
+    """Losses are exact where perplexities are rounded."""
     rows = [row("a", n, [3 - 0.1 * math.log2(n) + seed / 100 for seed in range(5)], bleu=n) for n in (24, 6, 12)]
     [found] = depth.judge(rows, 1)
     assert found["depths"] == [6, 12, 24] and found["bleu"] == 18
     assert [*found["gain"].values()] == pytest.approx([0.2] * 5)
-
-
-def test_losses_are_exact_where_perplexities_are_rounded():
-    rows = [row("a", layers, [math.log(1.37)] * 3) for layers in (2, 4)]
-    for each, nll in zip(rows, (0.457, 0.452)):  # in bits: both print as a perplexity of 1.37
+    for each, nll in zip(rows, (0.452, 0.457, 0.457)):  # in bits: both print as a perplexity of 1.37
         for figures in each["seeds"].values():
             figures["valid_nll"] = nll
-    [found] = depth.judge(rows, 1)
-    assert [*found["gain"].values()] == pytest.approx([0.005 * math.log(2)] * 3)
+    assert [*depth.judge(rows, 1)[0]["gain"].values()] == pytest.approx([0.005 * math.log(2)] * 5)
 
 
 GAINS = (0.05, 0.06, 0.05, 0.06, 0.055)

@@ -11,7 +11,6 @@ import pytest
 
 from fairseq_deep.recipes import engine, record, watch
 from fairseq_deep.recipes.display import Display
-from tests.helpers.recipes import assert_gone
 
 SAVING = """
 trap 'sleep 0.3; echo saved > {mark}; exit 75' TERM USR1
@@ -68,24 +67,20 @@ def test_progress_is_to_the_nearest_limit_with_the_time_left(limits, expected, t
     assert [*map("".join, found)] == expected
 
 
-def run_commands(*bodies, folder):
-    """Run shell commands at the same time; return what each has raised."""
-
-    async def run():
-        commands = [running.run(["bash", "-c", body], str(folder / f"log{n}"), watch.Watch())
-                    for n, body in enumerate(bodies)]  # fmt: skip
-        return await asyncio.gather(*commands, return_exceptions=True)
-
+def end_of(body, folder, watcher=None):
+    """How the shell command *body* has ended for the engine: what that has raised, if anything."""
     with engine.Engine() as running:
-        return asyncio.run(run())
+        try:
+            asyncio.run(running.run(["bash", "-c", body], str(folder / "log"), watcher or watch.Watch()))
+        except (engine.Stopped, engine.Failed, OSError) as end:
+            return end
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_signals_are_handed_on_and_the_end_is_awaited(number, tmp_path):
     mark, pid = tmp_path / "mark", tmp_path / "pid"
     body = SAVING.format(mark=mark, pid=pid).replace("for _", f"kill -{int(number)} $PPID\nfor _")
-    [found] = run_commands(body, folder=tmp_path)
-    assert isinstance(found, engine.Stopped) and mark.read_text() == "saved\n"
+    assert isinstance(end_of(body, tmp_path), engine.Stopped) and mark.read_text() == "saved\n"
 
 
 @pytest.mark.parametrize("body, end", [
@@ -93,8 +88,7 @@ def test_signals_are_handed_on_and_the_end_is_awaited(number, tmp_path):
     ("exit 75", engine.Stopped), ("kill -TERM $$", engine.Stopped), ("kill -USR1 $$", engine.Stopped),
 ])  # fmt: skip
 def test_status(body, end, tmp_path):
-    [found] = run_commands(body, folder=tmp_path)
-    assert isinstance(found, end)
+    assert isinstance(end_of(body, tmp_path), end)
 
 
 def test_a_signal_that_comes_while_the_command_starts_is_handed_on(tmp_path, monkeypatch):
@@ -109,15 +103,9 @@ def test_a_signal_that_comes_while_the_command_starts_is_handed_on(tmp_path, mon
         return child
 
     monkeypatch.setattr(engine.subprocess, "Popen", slow)
-    [found] = run_commands(SAVING.format(mark=mark, pid=pid), folder=tmp_path)
-    assert isinstance(found, engine.Stopped) and mark.read_text() == "saved\n"
+    body = SAVING.format(mark=mark, pid=pid)
+    assert isinstance(end_of(body, tmp_path), engine.Stopped) and mark.read_text() == "saved\n"
     assert [signal.getsignal(each) for each in engine.SIGNALS] == before
-
-
-def test_commands_run_at_the_same_time_and_one_that_fails_does_not_stop_the_others(tmp_path):
-    meet = "touch {0}/{1}; for i in {{1..400}}; do [[ ! -e {0}/{2} ]] || {{ echo met; exit {3}; }}; sleep 0.05; done"
-    found = run_commands(meet.format(tmp_path, "a", "b", 0), meet.format(tmp_path, "b", "a", 3), folder=tmp_path)
-    assert found[0] is None and isinstance(found[1], engine.Failed) and str(found[1]) == "met"
 
 
 def test_output_arrives_as_lines_of_text(tmp_path):
@@ -126,8 +114,7 @@ def test_output_arrives_as_lines_of_text(tmp_path):
             found.append(line)
 
     found, body = [], r"printf 'a\r\nb\rc\xff\xc3'; sleep 0.2; printf '\xa4d\n%0100000d\ne' 7"
-    with engine.Engine() as running:
-        asyncio.run(running.run(["bash", "-c", body], str(tmp_path / "log"), Lines()))
+    assert end_of(body, tmp_path, Lines()) is None
     assert found == ["a\r\n", "b\rc\ufffdäd\n", f"{7:0100000d}\n", "e"]
     assert (tmp_path / "log").read_bytes().decode() == "".join(found)
 
@@ -138,9 +125,8 @@ def test_a_log_that_cannot_be_written_stops_the_command(tmp_path, monkeypatch):
 
     mark, pid, found = tmp_path / "mark", tmp_path / "pid", watch.Watch()
     found.read = full
-    with engine.Engine() as running, pytest.raises(OSError, match="No space"):
-        body = SAVING.format(mark=mark, pid=pid).replace("for", "echo x\nfor")
-        asyncio.run(running.run(["bash", "-c", body], str(tmp_path / "log"), found))
+    body = SAVING.format(mark=mark, pid=pid).replace("for", "echo x\nfor")
+    assert "No space" in str(end_of(body, tmp_path, found))
     assert mark.read_text() == "saved\n"
 
 
@@ -149,20 +135,3 @@ def test_a_training_that_goes_on_at_another_commit_says_both(tmp_path):
     lines = [json.dumps({**session, "commit": commit}) for commit in ("1234567", "1234567", "89abcde")]
     (tmp_path / "train.jsonl").write_text("\n".join(lines) + "\n")
     assert record.training_facts(str(tmp_path))["commit"] == "1234567, 89abcde"
-
-
-def test_kill_9_leaves_nothing_running(tmp_path):
-    mark, pid = tmp_path / "mark", tmp_path / "pid"
-    child = os.fork()
-    if child == 0:
-        try:
-            with engine.Engine() as running:
-                body = SAVING.format(mark=mark, pid=pid)
-                asyncio.run(running.run(["bash", "-c", body], str(tmp_path / "log"), watch.Watch()))
-        finally:
-            os._exit(1)
-    number = int(wait_for(pid))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert wait_for(mark) == "saved\n", "it was told, and could save"
-    assert_gone(number, 10)

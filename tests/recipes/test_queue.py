@@ -1,7 +1,6 @@
 """The queue of training runs: a run that fails does not stop the others, and a finished one is complete."""
 
 import asyncio
-import os
 import re
 import sys
 from pathlib import Path
@@ -25,15 +24,15 @@ def make(monkeypatch, tmp_path):
         Path(runner.plan.exp, "RESULT.json").touch()
         return {"valid_ppl": 2.0}
 
-    def make(label, stages=lambda runner: (), ours=False, average=1):
+    def make(label, stages):
         folder = tmp_path / label
         for name in ("checkpoints", "logs"):
             (folder / name).mkdir(parents=True)
         (folder / ".done.7").write_text("key\n")
-        options = SimpleNamespace(average=average, stage=0, stop_stage=7, dry_run=False)
+        options = SimpleNamespace(average=1, stage=0, stop_stage=7, dry_run=False)
         plan = SimpleNamespace(exp=str(folder), options=options, keys=["key"] * 8, stages=stages)
         plan.path = lambda *parts: str(folder.joinpath(*parts))
-        return trainings.Run(SimpleNamespace(label=label, ours=ours), 1, plan)
+        return trainings.Run(SimpleNamespace(label=label, ours=False), 1, plan)
 
     monkeypatch.setattr(trainings.Runner, "run_stages", run_stages)
     monkeypatch.setattr(trainings, "report_result", report)
@@ -46,26 +45,6 @@ def work(*runs, jobs=1):
     with engine.Engine() as running:
         queue = trainings.Trainings(running, runs, SimpleNamespace(jobs=jobs, ngpu=0), "")
         return [run.name for run in asyncio.run(queue.work())]
-
-
-@pytest.mark.parametrize("average, kept", [(1, ["checkpoint_last.pt"]), (3, ["checkpoint2.pt", "checkpoint_last.pt"])])
-def test_what_more_updates_would_average_is_kept(make, tmp_path, average, kept):
-    run = make("a", average=average)
-    for name in ("checkpoint2.pt", "checkpoint_best.pt", "checkpoint_last.pt"):
-        (tmp_path / "a/checkpoints" / name).touch()
-    assert not run.is_done(), "without its figures it is to be done again"
-    assert work(run) == [] and run.is_done()
-    assert sorted(path.name for path in (tmp_path / "a/checkpoints").iterdir()) == kept
-
-
-def test_the_worth_of_the_source_is_not_an_older_models(make, tmp_path, tools, monkeypatch, capsys):
-    """A ``diagnose`` that fails leaves nothing, also where there was a figure before more updates."""
-    recipes.write_program(tools / "fairseq-deep", "exit 1")
-    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
-    run = make("a", ours=True)
-    (tmp_path / "a/diagnose.json").write_text('{"models": []}')
-    assert work(run) == [] and run.is_done()
-    assert not (tmp_path / "a/diagnose.json").exists() and "a seed 1: diagnose failed, " in capsys.readouterr().out
 
 
 def test_a_full_disk_fails_one_run_and_not_the_queue(make, tmp_path):
