@@ -91,6 +91,7 @@ def test_an_unknown_precision_is_refused(place):
 @pytest.mark.parametrize("data, flags", [
     ("small", "--num-batch-buckets 2"), ("more", "--combine-valid-subsets"),
     ("small", "--lr-scheduler polynomial_decay"),
+    ("small", "--max-source-positions 6 --skip-invalid-size-inputs-valid-test"),
     ("small", "--task translation_from_pretrained_bart --langs src,tgt"),
 ])  # fmt: skip
 def test_flags_of_fairseq_that_once_failed_train(data, flags, splits):

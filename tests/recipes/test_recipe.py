@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fairseq_deep.recipes.engine import Engine
 from fairseq_deep.runtime import find_bundle
-from tests.helpers.recipes import assert_refused, programs, write_pairs
+from tests.helpers.recipes import SMALL, assert_refused, programs, recipe, write_pairs
 
 
 class TestStages:
@@ -49,34 +49,31 @@ class TestStages:
         done = job()
         assert_refused(done, "stage 6 (generate) failed", "only 11 of 12 sentences", status=1)
 
-    def test_another_batch_another_model_or_other_data_are_refused_on_resume(self, job, stubs):
-        assert job().returncode == 0
-        programs(stubs)
-        assert_refused(job("--max-tokens", "1024"), "1 device(s) x 2048 tokens x update-freq 1")
-        assert_refused(job("--arch", "transformer_dlcl_6l"), "transformer_dlcl_12l")
-        assert_refused(job("--lowercase", "true"), "other data")
-        embeddings = "trained with --share-all-embeddings, now without --share-all-embeddings"
-        assert_refused(job("--embeddings", "target"), embeddings)
-        assert programs(stubs) == []
-        assert job("--max-tokens", "1024", "--force-batch", "true").returncode == 0
-        assert programs(stubs)[0] == "fairseq-train"
-
-    def test_other_settings_are_refused_and_a_longer_training_is_not(self, job, stubs, tmp_path):
+    def test_a_run_is_resumed_as_it_was_begun_and_a_longer_one_is_too(self, job, stubs, tmp_path):
+        """``test_recipe_settings.py`` has all settings."""
+        exp = tmp_path / "exp"
         assert job("--", "--max-epoch", "3").returncode == 0
-        before = (tmp_path / "exp/RESULT.json").read_text()
+        before = (exp / "RESULT.json").read_text()
         programs(stubs)
         for changed, named in (
-            (("--seed", "7"), "--seed 1, now --seed 7"), (("--precision", "bf16"), "without --bf16, now --bf16"),
-            (("--", "--lr", "0.1"), ", now --lr 0.1"), (("--", "--dropout", "0.7"), ", now --dropout 0.7"),
-            (("--", "--decoder-layers", "5"), ", now --decoder-layers 5"),
+            (("--max-tokens", "1024"), "1 device(s) x 2048 tokens x update-freq 1"),
+            (("--lowercase", "true"), "other data"), (("--arch", "transformer_dlcl_6l"), "transformer_dlcl_12l"),
+            (("--", "--decoder-layers", "5"), "exp was trained with --decoder-layers 3, now --decoder-layers 5"),
         ):  # fmt: skip
-            assert_refused(job(*changed), "exp was trained with", named)
-        assert programs(stubs) == [] and (tmp_path / "exp/RESULT.json").read_text() == before
-        (tmp_path / "exp/checkpoints/checkpoint_last.pt").unlink()  # fairseq-train resumes from that of an epoch
-        assert_refused(job("--seed", "7"), "exp was trained with", "--seed 1, now --seed 7")
+            assert_refused(job(*changed), named)
+        (exp / "checkpoints/checkpoint_last.pt").unlink()  # fairseq-train resumes from that of an epoch
+        assert_refused(job("--seed", "7"), "exp was trained with --seed 1, now --seed 7")
+        assert programs(stubs) == [] and (exp / "RESULT.json").read_text() == before
         longer = ("--", "--max-epoch", "6", "--log-interval", "7", "--keep-last-epochs", "9")
-        assert job(*longer).returncode == 0
-        assert programs(stubs)[0] == "fairseq-train"
+        for words in (longer, ("--max-tokens", "1024", "--force-batch", "true")):
+            assert job(*words).returncode == 0
+            assert programs(stubs)[0] == "fairseq-train"
+        noted = (exp / "trained-with.txt").read_text().splitlines()
+        (exp / "trained-with.txt").write_text("\n".join([*noted[:2], "another", noted[3]]) + "\n")
+        assert_refused(job(), "trained on other data or other sub-words: use another --exp")
+        assert programs(stubs) == []
+        assert job("--stage", "6").stdout.splitlines()[-1] == "BLEU = 12.34", "which is no training"
+        assert programs(stubs)[0] == "fairseq-generate"
 
     def test_a_later_stage_reports_the_training_that_there_was(self, job, tmp_path):
         """Translated with another command line, it is still the model that it is."""
@@ -98,17 +95,6 @@ class TestStages:
         names = ("beam", "lenpen", "averaged", "average_updates")
         assert {name: again[name] for name in names} == {name: after[name] for name in names}
 
-    def test_a_run_of_another_text_is_scored_but_not_resumed(self, job, stubs, tmp_path):
-        exp = tmp_path / "exp"
-        assert job().returncode == 0
-        noted = (exp / "trained-with.txt").read_text().splitlines()
-        (exp / "trained-with.txt").write_text("\n".join([*noted[:2], "another", noted[3]]) + "\n")
-        programs(stubs)
-        assert_refused(job(), "trained on other data or other sub-words: use another --exp")
-        assert programs(stubs) == []
-        assert job("--stage", "6").stdout.splitlines()[-1] == "BLEU = 12.34"
-        assert programs(stubs)[0] == "fairseq-generate"
-
     def test_a_new_training_has_a_record_of_its_own(self, job, tmp_path):
         exp = tmp_path / "exp"
         assert job().returncode == 0
@@ -124,17 +110,16 @@ class TestStages:
         assert job("--stage", "4", "--stop-stage", "4").returncode == 0
         assert find_bundle(str(exp)).checkpoint == str(exp / "checkpoints/checkpoint_last.pt"), "not the earlier model"
 
-    def test_two_runs_do_not_share_a_folder(self, job, stubs, tmp_path, monkeypatch):
+    def test_a_folder_in_use_or_that_cannot_be_made_is_refused(self, job, tools, stubs, tmp_path, monkeypatch):
         monkeypatch.setenv("RECIPE_PATIENCE", "0")
         with Engine() as other:
             other.take_lock(str(tmp_path / "exp"))
             problem = f"exp is in use by process {os.getpid()} on ", "try again later, or use another --exp"
             assert_refused(job("--stop-stage", "0"), *problem)
         assert programs(stubs) == [] and job("--stop-stage", "0").returncode == 0
-
-    def test_a_later_stage_alone_says_what_is_missing(self, job):
-        done = job("--stage", "6")
-        assert_refused(done, "stage 6 requires", "averaged.pt")
+        assert_refused(job("--stage", "6"), "stage 6 requires", "averaged.pt")
+        done = recipe(tools, f"{stubs}/exp", "--demo", *SMALL)  # which is a file
+        assert_refused(done, f"cannot write to {stubs}/exp (Not a directory): choose another --exp")
 
     def test_bad_text_stops_before_anything_is_written(self, job, stubs, corpus, tmp_path):
         (corpus / "valid.de").write_text("zu kurz\n")

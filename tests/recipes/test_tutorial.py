@@ -6,7 +6,6 @@ import re
 import subprocess
 
 import pytest
-import torch
 
 from fairseq_deep.cli import main as fairseq_deep_command
 from fairseq_deep.tools.results import read
@@ -101,11 +100,6 @@ def assert_recipe_ran(tools, work, said):
 def assert_stock_model_grew(work, said):
     copied = "encoder layers 1 1 2 2 3 3 4 4 5 5 6 6, decoder layers 1 2 3 4 5 6; "
     assert f"--init-from stock/checkpoint_best.pt (transformer): {copied}" in said
-    stock, deeper = (
-        torch.load(work / name / "checkpoint_best.pt", weights_only=False)["model"] for name in ("stock", "deeper")
-    )
-    layers = [sum(bool(re.fullmatch(r"encoder\..*fc1\.weight", name)) for name in each) for each in (stock, deeper)]
-    assert layers == [6, 12] and "encoder.history.weight" in deeper.keys() - stock.keys()
     for name in ("stock.de", "deeper.de"):
         assert len(lines(work / name)) == len(lines(work / "text/test.de"))
 
