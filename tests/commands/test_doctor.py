@@ -62,11 +62,10 @@ def test_the_table_gives_reasons_and_fixes_then_the_verdict(monkeypatch, command
 def test_patches_of_fairseq_are_listed(monkeypatch, command):
     monkeypatch.setattr(doctor, "ROWS", ())
     assert command("doctor")[:2] == (0, "\n\nTraining works here.\n")
-    printed = command("doctor", "--verbose")[1]
-    heading, _, table = printed.strip().partition("\n\n")[0].partition("\n")
+    heading, *table = command("doctor", "--verbose")[1].strip().partition("\n\n")[0].splitlines()
     assert heading == "Changes to fairseq and torch at import, with reasons:"
     known = {**{f"{each.where}.{each.name}".replace(":", "."): each.reason for each in PATCHES}, **OTHERS}
-    assert [tuple(line.split(maxsplit=1)) for line in table.splitlines()] == [*known.items()]
+    assert [tuple(line.split(maxsplit=1)) for line in table] == [*known.items()]
 
 
 def test_errors_are_one_line_with_another_fairseq(monkeypatch, capsys):
