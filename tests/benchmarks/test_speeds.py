@@ -1,4 +1,4 @@
-"""benchmarks/decoding.py and training.py: their tables, and systems that cannot be measured; tests of mutations."""
+"""benchmarks/decoding.py, training.py and speed_and_quality.py: their tables, systems that fail; tests of mutations."""
 
 import argparse
 import importlib.util
@@ -78,25 +78,6 @@ def test_speed_and_quality_of_a_comparison_is_recorded(tmp_path, monkeypatch):
     assert all(line["test"] == "real-one" and line["sentences_per_second"] > 0 for line in lines)
     assert found["stock"]["of_stock"] == found["ctranslate2-int8"]["of_ctranslate2"] == 1
     assert found["stock"]["bleu"] == found["a"]["bleu"]
-    with pytest.raises(SystemExit, match="seed4 has no finished run: give a directory of compare"):
-        speed_and_quality.main([str(tmp_path / "seed4"), *texts, "--output", str(output)])
-
-
-@pytest.mark.parametrize("words, message", [
-    (["ours none.pt"], "none.pt does not exist"), (["ctranslate2 --decoder-attn merged"], "merged"),
-    (["ours", "--input", "README.md"], "requires a trained model"),
-], ids=["path", "format", "text"])  # fmt: skip
-def test_a_system_that_cannot_be_measured_is_one_line(words, message, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(SystemExit, match=message) as ended:
-        decoding.main([*SMALL, *SEARCH, *words])
-    assert "\n" not in str(ended.value)
-
-
-def test_a_failure_in_a_worker_ends_the_run():
-    args = training.read_arguments([*SMALL, "--systems", "ours --optimizer none"])
-    with pytest.raises(SystemExit), turns.Turns(training.Training, args.systems, args):
-        pass
 
 
 class Failing:

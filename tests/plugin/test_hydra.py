@@ -87,11 +87,13 @@ def test_settings_of_a_checkpoint_are_left_alone():
     assert filled.encoder_layers == 6 and filled.a_flag_of_another_version == 1
 
 
-def test_where_a_training_resumes_neither_init_acts(tmp_path):
+def test_where_a_training_resumes_neither_init_acts(tmp_path, caplog):
     state = {"model": {}, "args": argparse.Namespace(arch=ARCH, deep_init="xavier")}
     torch.save(state, tmp_path / "checkpoint_last.pt")
     flags = {**FROM, "deep_init": "ds", "ds_init_alpha": 0.5}
-    filled = fill(flags, **RUN, checkpoint={"save_dir": str(tmp_path)})
+    with caplog.at_level("INFO"):
+        filled = fill(flags, **RUN, checkpoint={"save_dir": str(tmp_path)})
+    assert "--deep-init not used; its weights began with deep init xavier" in caplog.text
     assert filled.init_from is None and filled.deep_init == "xavier" and filled.ds_init_alpha is None
 
 
@@ -104,18 +106,21 @@ def train(data, save, *keys, **options):
 
 
 EXAMPLE = ("--config-dir", PACKAGE.parent / "examples/hydra", "--config-name", "dlcl", "optimization.max_update=1")
+OURS = ("optimizer._name=muon", "+optimizer.muon_momentum=0.9", "criterion._name=fused_label_smoothed_cross_entropy")
 
 
 def test_the_example_trains_what_nested_keys_say(data, tmp_path):
-    """Of examples/hydra/README.md."""
-    train(data, tmp_path, *EXAMPLE, "model.encoder.layers=3", "+model.decoder.embed_dim=16", "model.decoder.layers=1",
-          "+model.encoder_embed_dim=16", "+model.encoder.ffn_embed_dim=24", "+model.quant_noise.pq_block_size=4",
-          "+model.decoder_layer_agg=residual")  # fmt: skip
+    """Of examples/hydra/README.md, with our optimizer and criterion."""
+    train(data, tmp_path, *EXAMPLE, *OURS, "model.encoder.layers=3", "+model.decoder.embed_dim=16",
+          "model.decoder.layers=1", "+model.encoder_embed_dim=16", "+model.encoder.ffn_embed_dim=24",
+          "+model.quant_noise.pq_block_size=4", "+model.decoder_layer_agg=residual")  # fmt: skip
     checkpoint = saved(tmp_path)
     state, flags = checkpoint["model"], checkpoint["cfg"]["model"]
     assert state["encoder.history.weight"].shape[:2] == (4, 4) and "decoder.history.weight" not in state
     assert state["encoder.layers.2.fc1.weight"].shape == state["decoder.layers.0.fc1.weight"].shape == (24, 16)
     assert flags["quant_noise_pq_block_size"] == 4 and not {"encoder", "decoder", "quant_noise"} & set(flags)
+    assert checkpoint["cfg"]["criterion"]["_name"] == "fused_label_smoothed_cross_entropy"
+    assert checkpoint["last_optimizer_state"]["param_groups"][0]["momentum"] == 0.9
     path = tmp_path / "checkpoint_last.pt"
     assert "transformer_dlcl_6l, " in run("fairseq-deep", "check", path).stdout
     assert len(hypotheses(run("fairseq-generate", data, "--user-dir", PACKAGE, "--path", path, "--cpu"))) == 30
@@ -123,19 +128,3 @@ def test_the_example_trains_what_nested_keys_say(data, tmp_path):
     line = "fairseq_deep: model.encoder.layer: unknown setting (did you mean encoder.layers?); see fairseq-train --help"
     assert done.returncode not in (0, None) and line in done.stderr.splitlines() and "Traceback" not in done.stderr
     assert not list((tmp_path / "new").glob("*.pt"))
-
-
-KEYS = ("task=translation", "optimizer=adam", "lr_scheduler=fixed", "optimization.lr=[0.001]")
-
-
-def test_our_optimizers_and_criterion_are_known(small, tmp_path):
-    sides = ", ".join(f"{side}_{flag}: {value}" for side in ("encoder", "decoder") for flag, value in (
-        ("embed_dim", 16), ("ffn_embed_dim", 32), ("attention_heads", 2)))  # fmt: skip
-    model = f"_name: transformer_dlcl_2l2l_tiny, {sides}, share_all_embeddings: true"
-    train(small, tmp_path, *KEYS, f"+model={{{model}}}", "optimizer._name=muon", "+optimizer.muon_momentum=0.9",
-          "criterion=label_smoothed_cross_entropy", "criterion._name=fused_label_smoothed_cross_entropy",
-          "criterion.label_smoothing=0.1", "optimization.max_update=2")  # fmt: skip
-    state = saved(tmp_path)
-    assert state["cfg"]["optimizer"]["_name"] == "muon"
-    assert state["cfg"]["criterion"]["_name"] == "fused_label_smoothed_cross_entropy"
-    assert state["last_optimizer_state"]["param_groups"][0]["momentum"] == 0.9

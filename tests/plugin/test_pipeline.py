@@ -5,7 +5,6 @@ The model is a depth-wise LSTM with gates that all layers of both stacks share, 
 
 import argparse
 import re
-import sys
 
 import pytest
 import torch
@@ -37,24 +36,6 @@ def test_training_learns_and_saves_shared_gates_once(trained):
     assert len(values) >= 9 and values[-1] < values[0]
     assert {path.name for path in folder.iterdir()} >= {"checkpoint_last.pt", "checkpoint_best.pt", "checkpoint3.pt"}
     assert [name for name in saved(folder)["model"] if re.search(r"\.gates\..*\.weight$", name)] == [GATES]
-
-
-def test_average_generate_and_score(data, trained, tmp_path):
-    """One model, an ensemble, and the average of two."""
-    folder, _ = trained
-    run("fairseq-deep", "average", "--last", "2", "--dir", folder, "--output", tmp_path / "average.pt")
-    averaged, *parts = (saved(path, f"{name}.pt")["model"] for path, name in (
-        (tmp_path, "average"), (folder, "checkpoint3"), (folder, "checkpoint4")))  # fmt: skip
-    torch.testing.assert_close(averaged[GATES], (parts[0][GATES] + parts[1][GATES]) / 2)
-    assert averaged.keys() == parts[0].keys()
-    assert len(hypotheses(generate(data, f"{folder}/checkpoint2.pt:{folder}/checkpoint3.pt"))) == 30
-    (tmp_path / "out").write_text(generate(data, tmp_path / "average.pt").stdout)
-    scored = run("fairseq-deep", "score", "--generate-output", tmp_path / "out", "--hypotheses", tmp_path / "sys",
-                 "--references", tmp_path / "ref")  # fmt: skip
-    again = run("fairseq-deep", "score", "--sys", tmp_path / "sys", "--ref", tmp_path / "ref")
-    assert re.search(r"^BLEU = \d+\.\d\d$", scored.stdout, re.M)
-    assert scored.stdout.splitlines()[-1] == again.stdout.splitlines()[-1]
-    assert len((tmp_path / "sys").read_text().splitlines()) == 30
 
 
 def test_decode_precision_changes_little_and_the_checkpoint_nothing(data, trained):
@@ -89,26 +70,6 @@ def test_validation_of_a_checkpoint_has_the_loss_of_its_training(task, data, tra
     again = re.search(r'"valid_loss": "([\d.]+)"', run("fairseq-validate", data, *flags).text)
     last = [*entries(done, "valid").values()][-1]
     assert float(again[1]) == pytest.approx(last["loss"], abs=2e-3) and "rdrop_kl" not in last
-
-
-def test_from_pretrained_translates(data, trained):
-    program = (
-        "from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel as M\n"
-        f"m = M.from_pretrained({str(trained[0])!r}, 'checkpoint_last.pt', data_name_or_path={str(data)!r})\n"
-        "model = m.models[0]\n"
-        "assert model.encoder.aggregator.gates is model.decoder.aggregator.gates\n"
-        "print('TRANSLATION', m.translate('1 2 3'))"
-    )
-    assert "TRANSLATION" in run(sys.executable, "-c", program).stdout
-
-
-def test_deep_init_is_not_used_where_training_resumes(small, tmp_path):
-    short = ["--disable-validation", "--no-epoch-checkpoints", "--max-update"]
-    run(*train_command(small, tmp_path, *short, "1", "--deep-init", "xavier"))
-    done = run(*train_command(small, tmp_path, *short, "2", "--deep-init", "lipschitz"))
-    path = tmp_path / "checkpoint_last.pt"
-    line = f"training resumes from {path}: --deep-init not used; its weights began with deep init xavier"
-    assert done.text.count(line) == 1 and saved(tmp_path)["cfg"]["model"].deep_init == "xavier"
 
 
 @pytest.mark.parametrize("flags, kept", [

@@ -108,13 +108,6 @@ def test_meters_come_back(load, monkeypatch):
         assert loaded["loss"].avg == 3.0 and isinstance(loaded["ups"], meters.TimeMeter)
 
 
-def test_checkpoint_of_stock_fairseq_loads(load):
-    state = load(STOCK)
-    assert state["cfg"]["model"].arch == "transformer_iwslt_de_en"
-    assert state["model"]["encoder.embed_tokens.weight"].shape == (12, 8)
-    assert state["optimizer_history"][-1]["num_updates"] == 60
-
-
 def test_a_damaged_file_or_another_kind_is_one_line(load, tmp_path):
     path = tmp_path / "damaged.pt"
     for content in (b"", b"no checkpoint\n", STOCK.read_bytes()[:40000]):
