@@ -36,7 +36,7 @@ def run(*command, stdin="", check=True, cwd=None, env=None, real=False, prepare=
     }
     env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
     if processes > 1:
-        done = run_together(command, processes)
+        done = run_together(command, prepare, processes)
     else:
         done = subprocess.run(line, input=stdin, capture_output=True, text=True, errors="replace", env=env, cwd=cwd)
     done.text = done.stdout + done.stderr
@@ -45,12 +45,13 @@ def run(*command, stdin="", check=True, cwd=None, env=None, real=False, prepare=
     return done
 
 
-def run_together(command, processes):
+def run_together(command, prepare, processes):
     """The ended processes of one training, placed as by torchrun, as one: the largest status, and all output."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
 
     def start(rank):
-        return run(*command, check=False, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        return run(*command, check=False, env=env, prepare=prepare)
 
     with ThreadPoolExecutor(processes) as pool:
         done = list(pool.map(start, range(processes)))

@@ -118,12 +118,15 @@ def send(number, update):
     Trainer.train_step = train_step
 
 
-def poison(name, value, updates, backward=False):
+def poison(name, value, updates, backward=False, rank="0"):
     """Called there, too: the output of the module *name*, or its gradient, is multiplied by *value* in an update.
 
     Args:
         updates: the numbers of these updates, in order; one that is there twice is so once more after a rewind
+        rank: of the process
     """
+    if os.environ.get("RANK", "0") != rank:
+        return
     import torch
     from fairseq.trainer import Trainer
 

@@ -12,6 +12,7 @@ import importlib
 import json
 import logging
 import os
+import pkgutil
 import runpy
 import socket
 import socketserver
@@ -103,35 +104,19 @@ def work(job, streams):
     sys.path[0] = str(BIN)
     prepare = json.loads(os.environ.pop("PREPARE", "null"))
     if prepare:
-        place, *arguments = prepare
         sys.path.insert(1, str(ROOT))
-        find(place)(*arguments)
+        pkgutil.resolve_name(prepare[0])(*prepare[1:])
         del sys.path[1]
     if name == "fairseq-generate":  # its own set-up comes too late: some of its tasks have one
         logging.basicConfig(level=logging.INFO)
     try:
-        sys.exit(run_python() if name == "python3" else find(SCRIPTS[name])())
+        code = run_python() if name == "python3" else pkgutil.resolve_name(SCRIPTS[name])()
     except SystemExit as end:
-        leave(end.code)
+        code = end.code
     except Exception:
         sys.excepthook(*sys.exc_info())
-        leave(1)
-
-
-def run_python():
-    """A file, or the program after -c, as an interpreter runs it."""
-    del sys.argv[0]
-    if sys.argv[0] == "-c":
-        sys.path[0] = ""
-        code = sys.argv.pop(1)
-        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
-    else:
-        sys.path[0] = os.path.dirname(sys.argv[0])
-        runpy.run_path(sys.argv[0], run_name="__main__")
-
-
-def leave(code):
-    """As sys.exit(code) ends a program, without taking apart all modules, which takes a third of its time."""
+        code = 1
+    # as sys.exit(code), without taking apart all modules, which takes a third of the time
     if isinstance(code, str):
         print(code, file=sys.stderr)
     threading._shutdown()
@@ -141,9 +126,14 @@ def leave(code):
     os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def find(place):
-    module, name = place.split(":")
-    return getattr(importlib.import_module(module), name)
+def run_python():
+    """A file, or the program after -c, as an interpreter runs it."""
+    del sys.argv[0]
+    sys.path[0] = os.path.dirname(sys.argv[0])
+    if sys.argv[0] == "-c":
+        exec(compile(sys.argv.pop(1), "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def read_command_line():

@@ -24,12 +24,12 @@ class Call:
         return self.call
 
 
-def member(name, text="", **fields):
+def member(name, content="", **fields):
+    content = content if isinstance(content, bytes) else content.encode()
     info = tarfile.TarInfo(name)
-    info.size = len(text)
-    for field, value in fields.items():
+    for field, value in {"size": len(content), **fields}.items():
         setattr(info, field, value)
-    return info, text if isinstance(text, bytes) else text.encode()
+    return info, content
 
 
 def archive(path, *members, mode="w:gz"):

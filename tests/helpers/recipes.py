@@ -7,13 +7,13 @@ import re
 import stat
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 from unittest import mock
 
 from fairseq_deep.recipes import driver
 from tests.helpers.forkserver import SCRIPTS, stand_in
+from tests.helpers.hostile import archive, member
 from tests.helpers.paths import ROOT
 
 MAIN = ROOT / "run_wmt16_ende.sh"
@@ -170,12 +170,7 @@ def fork_drivers(tools):
 
 def pack(path, files, mode="w:gz"):
     """Write a tar archive of ``{name: text or bytes}``."""
-    with tarfile.open(path, mode) as archive:
-        for name, content in files.items():
-            content = content.encode() if isinstance(content, str) else content
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
+    archive(path, *(member(name, content) for name, content in files.items()), mode=mode)
 
 
 def sgm(*lines):

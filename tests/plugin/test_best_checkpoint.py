@@ -64,31 +64,6 @@ def test_a_resumed_run_with_another_metric_has_no_best_value(small, tmp_path):
     assert "the best checkpoint so far is by loss, not ppl" in done.stdout
 
 
-LONG_ONLY = """
-from fairseq.criterions import register_criterion
-from fairseq.criterions import label_smoothed_cross_entropy as stock
-from fairseq.logging import metrics
-
-@register_criterion("long_only", dataclass=stock.LabelSmoothedCrossEntropyCriterionConfig)
-class LongOnly(stock.LabelSmoothedCrossEntropyCriterion):
-    @classmethod
-    def reduce_metrics(cls, logs):
-        super().reduce_metrics(logs)
-        if max(log["ntokens"] for log in logs) > 6:
-            metrics.log_scalar("of_long", -float(sum(log["loss"] for log in logs)))
-"""
-
-
-def test_a_metric_of_few_batches_and_below_0(small, tmp_path):
-    plugin = tmp_path / "long_only_criterion"
-    plugin.mkdir()
-    (plugin / "__init__.py").write_text(f"import fairseq_deep\n{LONG_ONLY}")
-    flags = ("--best-checkpoint-metric", "of_long", MAXIMIZE, "--criterion", "long_only", "--user-dir", plugin)
-    one = ("--batch-size-valid", "1", "--required-batch-size-multiple", "1")
-    run(*train_command(small, tmp_path / "new", "--max-epoch", "4", "--keep-best-checkpoints", "2", *one, *flags))
-    assert len(list((tmp_path / "new").glob("checkpoint.best_of_long_-*.pt"))) == 2
-
-
 def test_bleu_of_empty_hypotheses_is_0(small, tmp_path):
     empty = (*BLEU[:2], '{"beam": 1, "max_len_a": 0, "max_len_b": 1, "min_len": 0}', *BLEU[3:], MAXIMIZE)
     done = run(*train_command(small, tmp_path, *ONE, *empty))

@@ -15,9 +15,9 @@ NORMS = ("gnorm_", "ratio_")
 DIGITS = {"rel": 1e-3, "abs": 1e-4}  # the log has 4 decimals
 
 
-def train(data, folder, *flags, arch=POST, tag="train_inner", **options):
+def train(data, folder, *flags, arch=POST):
     """The entries of the log, {update: {name: value}}."""
-    return entries(run(*train_command(data, folder, *FLAGS, *flags, arch=arch), **options), tag)
+    return entries(run(*train_command(data, folder, *FLAGS, *flags, arch=arch)))
 
 
 def depth(entry):
@@ -118,10 +118,3 @@ def test_entries_of_several_updates_have_means_also_in_half_precision(data, tmp_
     for more in ((), ("--memory-efficient-fp16",)):
         [(update, entry)] = train(data, tmp_path, *flags, *more, arch=DLCL).items()
         assert update == 4 and depth(entry) == pytest.approx(means, rel=0.1, abs=2e-3)
-
-
-def test_an_epoch_shorter_than_the_interval(data, tmp_path):
-    """Of epochs of two updates every second one has none of its own to log."""
-    flags = ("--update-freq", "4", "--max-epoch", "4", "--no-save", "--log-depth-interval", "4")
-    found = train(data, tmp_path, *flags, "--log-interval", "100", tag="train")
-    assert {update: bool(depth(entry)) for update, entry in found.items()} == {2: False, 4: True, 6: False, 8: True}

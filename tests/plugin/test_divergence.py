@@ -7,7 +7,7 @@ import pytest
 from fairseq import safe_numbers
 
 from fairseq_deep.recipes.compare import results
-from tests.helpers.commands import PACKAGE, losses, run, saved, train_command
+from tests.helpers.commands import losses, run, saved, train_command
 
 FLAGS = ("--max-epoch", "2", "--max-tokens", "150", "--no-epoch-checkpoints")
 
@@ -72,23 +72,11 @@ def test_a_run_gives_up_only_where_rewinds_do_not_help(small, tmp_path, updates,
     assert status == (last == 2) and text.count("rewound to") == rewinds and updates_of(tmp_path / "save") == last
 
 
-POISON = """
-import os, sys
-import fairseq_deep
-sys.path.insert(0, {root!r})
-from tests.helpers import faults
-if os.environ["RANK"] == "1":
-    faults.poison({module!r}, float("nan"), [4])
-"""
-
-
 def test_two_processes_go_back_together(small, tmp_path):
     """The second one alone computes a NaN; both end with the same weights, which fairseq itself compares."""
-    (tmp_path / "poisoned").mkdir()
-    (tmp_path / "poisoned/__init__.py").write_text(POISON.format(root=str(PACKAGE.parent), module=MIDDLE))
     flags = ("--distributed-backend", "gloo", "--ddp-backend", "pytorch_ddp", "--max-tokens", "80", "--max-epoch", "2")
     command = train_command(small, tmp_path / "save", *FLAGS, *REWIND, *flags)
-    done = run(*command, "--user-dir", tmp_path / "poisoned", processes=2)
+    done = run(*command, processes=2, prepare=("tests.helpers.faults:poison", MIDDLE, math.nan, [4], False, "1"))
     assert done.text.count("diverged in update 4: ") == 2, done.text[-2000:]
     assert done.text.count("checkpoint_last.pt, update 2; data read since then is skipped") == 2
     assert f"first the output of {MIDDLE}" in done.text and "all values of process 0 are finite" in done.text

@@ -21,15 +21,13 @@ from fairseq_cli.train import cli_main
 from hypothesis import note
 from hypothesis import strategies as st
 
-from fairseq_deep.core import layer_options
-from fairseq_deep.core.description import AXES
-from fairseq_deep.core.fields import Range
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.fuzz import fuzzed
 from tests.helpers.invariances import (
     padding_and_batch_composition_change_nothing,
     steps_of_decoding_equal_whole_sentences,
 )
+from tests.helpers.methods import METHODS, OPTIONS
 
 UPDATES = 3
 INTEGERS = (-1, 0, 1, 2, 3, 4, 8, 16, 100)
@@ -37,18 +35,6 @@ NUMBERS = (-0.1, 0, 0.1, 0.5, 1, 2, "nan")
 SWITCH = (None,)
 
 
-ARCHITECTURES = [f"transformer_{name}_2l2l_tiny" for name in ("prenorm", "postnorm", "dlcl", "dlcl_postnorm", "lstm")]
-# options whose values are words: those that methods and layers declare, one that none has, and two with rules in code
-DECLARED = {
-    **{f"{registry.prefix(name)}_{option}": declared for registry, _ in AXES.values() for name in registry.names()
-       for option, declared in registry.get(name).options.items()}, **layer_options.OPTIONS,
-}  # fmt: skip
-WORDS = {
-    **{f"--{name.replace('_', '-')}": (*declared.rule, "other") for name, declared in DECLARED.items()
-       if not isinstance(declared.rule, Range | None)},
-    "--dlcl-weight-type": ("scalar", "scalar_2", "scalar_3", "scalar_16", "vector"),
-    "--admin-start": ("logn", "1", "n", "profile"),
-}  # fmt: skip
 # flags of fairseq's Transformer whose values are words, or that would be refused with nearly all numbers
 FAIRSEQS = {
     **{f"--{side}-{name}": values for side in ("encoder", "decoder") for name, values in {
@@ -98,52 +84,34 @@ LEFT = ("--compile", "--init-from")  # which take half a minute, and a file
 
 @functools.cache
 def model_flags():
-    """Flags of the plugin's models, and those of fairseq's, with values for each, right and wrong."""
+    """Flags of models and of training with values for each, right and wrong; those of fairseq's own, and the others."""
     parsers = [argparse.ArgumentParser(add_help=False) for _ in range(2)]
     TransformerModel.add_args(parsers[0])
     DeepTransformerModel.add_args(parsers[1])
     fairseqs, both = ({action.option_strings[0]: action for action in parser._actions} for parser in parsers)
     values = {flag: _values(flag, action) for flag, action in both.items() if flag not in LEFT}
-    own = {flag: found for flag, found in values.items() if flag not in fairseqs}
-    return own, {flag: found for flag, found in values.items() if flag in fairseqs}
+    stock = {flag: found for flag, found in values.items() if flag in fairseqs and found}
+    return {**stock, **TRAINING}, {flag: found for flag, found in values.items() if flag not in fairseqs and found}
 
 
 def _values(flag, action):
-    registry = getattr(action.type, "__self__", None)
-    if registry is not None:
-        return tuple(registry.names())
-    if action.choices:
-        return tuple(action.choices)
-    known = {**WORDS, **FAIRSEQS}.get(flag)
-    return SWITCH if action.nargs == 0 else known or {int: INTEGERS, float: NUMBERS}[action.type]
+    registered = getattr(getattr(action.type, "__self__", None), "names", lambda: None)()
+    known = FAIRSEQS.get(flag) or registered or action.choices or {int: INTEGERS, float: NUMBERS}.get(action.type)
+    return SWITCH if action.nargs == 0 else known
 
 
 @st.composite
 def command_lines(draw):
-    """Words after ``fairseq-train DATA``: methods, options of these methods, and flags of fairseq."""
-    own, fairseqs = model_flags()
-    chosen = {"--arch": draw(st.sampled_from(ARCHITECTURES))}
-
-    def add(flags, most):
-        for flag in draw(st.lists(st.sampled_from(sorted(flags)), max_size=most, unique=True)):
-            chosen[flag] = draw(st.sampled_from(flags[flag]))
-
-    add({flag: values for flag, values in own.items() if _chooses(flag, values)}, 3)
-    names = {name for flag, name in chosen.items() if flag in own} | set(chosen["--arch"].split("_"))
-    prefixes = tuple(f"--{name}-" for name in names)
-    add({flag: values for flag, values in own.items() if flag.startswith(prefixes)} or own, 3)
-    if draw(st.integers(0, 9)) == 0:
-        add(own, 1)
-    add(fairseqs, 3)
-    add(TRAINING, 4)
+    """Words after ``fairseq-train DATA``: a model of the tests of methods, and a few more flags."""
+    name, flags = draw(st.sampled_from([*METHODS.values(), *OPTIONS.values()]))
+    chosen = {f"--{flag.replace('_', '-')}": SWITCH[0] if value is True else value for flag, value in flags.items()
+              if value not in (None, False)}  # fmt: skip
+    for drawn, most in zip(model_flags(), (6, 1)):
+        for flag in draw(st.lists(st.sampled_from(sorted(drawn)), max_size=most, unique=True)):
+            chosen[flag] = draw(st.sampled_from(list(drawn[flag])))
     if chosen.setdefault("--lr-scheduler", "inverse_sqrt") in WARMING:
         chosen.setdefault("--warmup-updates", 2)
-    return [str(word) for pair in chosen.items() for word in pair if word is not None]
-
-
-def _chooses(flag, values):
-    """Whether the flag names a method."""
-    return values not in (SWITCH, INTEGERS, NUMBERS) and flag not in WORDS
+    return ["--arch", name, *(str(word) for pair in chosen.items() for word in pair if word is not None)]
 
 
 BASE = ["--optimizer", "adam", "--lr", "1e-3", "--criterion", "label_smoothed_cross_entropy", "--max-tokens", "150",
@@ -182,7 +150,7 @@ def check(data, folder, words):
     ended, losses, missing = train(data, folder / "save", words)
     if ended and not losses:
         if isinstance(ended, Exception):  # fairseq's own Transformer with those flags that it knows must end alike
-            known, kept, keep = {**model_flags()[1], **TRAINING}, [], False
+            known, kept, keep = model_flags()[0], [], False
             for word in words:
                 keep = word in known if word.startswith("--") else keep
                 kept += [word] if keep else []
@@ -219,10 +187,3 @@ def test_a_draw_is_refused_or_holds(small, tmp_path):
 
     draw()
     assert {*outcomes} == {True, False}, "draws of either kind"
-
-
-def test_each_flag_of_a_model_can_be_drawn():
-    """So that a flag whose values are words, and that has no row, does not go unnoticed."""
-    own, fairseqs = model_flags()
-    assert len(own) > 50 < len(fairseqs) and {*WORDS} <= {*own} and {*FAIRSEQS} <= {*fairseqs}
-    assert all(own.values()) and all(fairseqs.values())

@@ -14,16 +14,6 @@ def check(text, **flags):
     check_evaluation(argparse.Namespace(**{"eval_bleu": True, "eval_bleu_args": text, **flags}))
 
 
-@pytest.mark.parametrize("text", [
-    None, "{}", '{"beam": 4, "lenpen": 0.6, "max_len_a": 1.2, "max_len_b": 10}', '{"max_len_a": 1, "max_len_b": 0}',
-    '{"sampling": true, "sampling_topk": 3, "lenpen": 1}', '{"constraints": null}',
-])  # fmt: skip
-def test_possible_settings_pass_and_without_evaluation_all(text):
-    check(text)
-    check(text, eval_bleu_detok="moses", eval_bleu_detok_args='{"moses_target_lang": "de"}', eval_bleu_remove_bpe="@@ ")
-    check('{"beam": 0}', eval_bleu=False)
-
-
 @pytest.mark.parametrize("lang, tokenized, score", [("zh_CN", False, 100), ("zho_Hans", False, 100), ("th", False, 100),
                                                     ("de", False, 0), ("zh", True, 0)])  # fmt: skip
 def test_the_tokenizer_is_that_of_the_target_language(lang, tokenized, score):

@@ -239,15 +239,6 @@ def test_no_ngram_is_repeated(generator, beam, strategy, lively, dictionary):
     assert any(repeats[0]) and repeats[1] == [0] * len(repeats[1]) and {*repeats[2]} == {1}
 
 
-@pytest.mark.parametrize("options", [{"sampling_topk": 1}, {"sampling_topp": 1e-6}], ids=str)
-def test_drawing_from_one_word_is_greedy_search(options, lively, dictionary):
-    model, sample = lively(), make_sample(dictionary, LENGTHS)
-    drawn = Generator([model], dictionary, beam_size=3, max_len_b=14,
-                      search_strategy=search.Sampling(dictionary, **options))  # fmt: skip
-    greedy = Generator([model], dictionary, beam_size=1, max_len_b=14).generate([model], sample)
-    assert_same(drawn.generate([model], sample), [3 * best for best in greedy], attention=False)
-
-
 def test_words_are_drawn_by_their_probabilities():
     logs = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
     scores = torch.tensor([[-3.0]])

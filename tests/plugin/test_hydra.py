@@ -2,13 +2,9 @@
 
 import argparse
 import shlex
-import typing
-from dataclasses import make_dataclass
 
 import pytest
 import torch
-from fairseq.dataclass import FairseqDataclass
-from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq_cli import hydra_train  # noqa: F401
 from hydra._internal.utils import get_args
@@ -20,18 +16,6 @@ from tests.errors import assert_says, rows
 from tests.helpers.commands import PACKAGE, hypotheses, run, saved
 
 ARCH = "transformer_dlcl_6l"
-
-
-@pytest.mark.parametrize("kind, word, value", [
-    (typing.Optional[int], "3", 3), (int | None, "3", 3), (None | float, "3", 3.0),  # noqa: UP045
-    (typing.List[int], "3,4", [3, 4]), (list[int], "3,4", [3, 4]), (list[str] | None, "['a', 'b']", ["a", "b"]),  # noqa: UP006
-    (tuple[float, float], "(1, 2)", [1.0, 2.0]), (typing.Any, "3", "3"),
-])  # fmt: skip
-def test_fields_become_flags(kind, word, value):
-    """Python 3.14 prints types in other forms."""
-    parser = argparse.ArgumentParser()
-    gen_parser_from_dataclass(parser, make_dataclass("Toy", [("toy", kind, None)], bases=(FairseqDataclass,))())
-    assert parser.parse_args(["--toy", word]).toy == value
 
 
 def test_fairseq_hydra_train_has_a_parser_and_help_without_a_warning():

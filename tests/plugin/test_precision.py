@@ -131,12 +131,10 @@ def parsed(flags):
 
 # what a machine has, a call, what is refused
 MACHINES = {
-    **{flags: ({}, parsed(flags), "") for flags in (
-        "--fp16 --memory-efficient-fp16 --cpu", "--fp16 --fp16-no-flatten-grads --cpu", "--bf16 --cpu", "--amp --cpu",
-        "--ddp-backend legacy_ddp", "--ddp-backend slowmo",
-        # fairseq's flattened copies would exclude all three
-        "--arch transformer_prenorm_2l2l_tiny --residual completep --completep-rates --fp16 --cpu --optimizer muon",
-    )},
+    # fairseq's flattened copies would exclude all three
+    "muon with rates of layers in fp16": (
+        {}, parsed("--arch transformer_prenorm_2l2l_tiny --residual completep --completep-rates --fp16 --cpu "
+                   "--optimizer muon"), ""),
     "slowmo of two workers": ({"workers": "2"}, parsed("--ddp-backend slowmo"), "requires fairscale"),
     "slowmo with fairscale": ({"workers": "2", "fairscale": True}, parsed("--ddp-backend slowmo"), ""),
     "bf16 on a GPU without it": ({"bf16": False}, on_gpu(torch.bfloat16), "use --fp16"),

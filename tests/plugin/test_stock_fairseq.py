@@ -9,10 +9,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from fairseq import utils
 
-from fairseq_deep.plugin.architectures import ARCHITECTURES
-from tests.helpers.methods import structure
 from tests.helpers.models import PRENORM, fairseq_transformer, make_batch, tiny_flags
 
 
@@ -155,24 +152,3 @@ def test_pruning_one_side_keeps_the_other(twins, build, side, kept):
     for old, new in [*pairs, (getattr(model, other), getattr(small, other))]:
         for name, value in old.named_parameters():
             assert torch.equal(new.get_parameter(name), value), name
-
-
-STARTS = [row for row in ARCHITECTURES.values() if row.name.startswith(("transformer_lipschitz_", "transformer_ds_"))]
-PLAIN = {structure(row): row.name for row in STARTS if "_matt_" not in row.name}.values()
-PAIRS = [*((name, {}) for name in PLAIN), *((f"transformer_{norm}_2l2l_tiny", {"deep_init": init})
-         for norm in ("prenorm", "postnorm") for init in ("fairseq", "xavier", "depth-scaled"))]  # fmt: skip
-
-
-@pytest.mark.parametrize("name, flags", PAIRS, ids=str)
-def test_what_differs_in_its_start_alone_loads_into_fairseqs_transformer(name, flags, build, dictionary, monkeypatch):
-    """Strictly; then scores are the same, up to what an attention in fp32 rounds."""
-    monkeypatch.setattr(utils, "softmax", lambda x, dim, onnx_trace=False: torch.softmax(x, dim))  # not in fp32
-    row, model = ARCHITECTURES[name], build(name, **flags).double().train()
-    depths = {"encoder_layers": row.encoder_layers, "decoder_layers": row.decoder_layers}
-    depths["layernorm_embedding"] = name.startswith("transformer_lipschitz_postnorm_")
-    stock = fairseq_transformer(dictionary, f"{row.norm}norm", **tiny_flags(name), **depths).double().train()
-    stock.load_state_dict(model.state_dict(), strict=True)
-    batch = make_batch(dictionary)
-    words = batch[2].ne(dictionary.pad())
-    scores = [each(*batch)[0][words] for each in (model, stock)]
-    torch.testing.assert_close(*scores, rtol=1e-5, atol=1e-6)
