@@ -18,8 +18,6 @@ from tests.helpers.paths import ROOT
 FOLDER = ROOT / "docs/tools"
 PARSER, COMMANDS = make_parser()
 DRIVERS = {"recipe": Recipe, "compare": Compare}
-DOCUMENTED = sorted({*COMMANDS} - {*RAW} - {"path"})
-ELSEWHERE = {"serve": ["../serve.md"]}
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for each in ("docs", "examples")
                               for path in (ROOT / each).rglob("*.md"))]  # fmt: skip
 EXAMPLES = {name: shlex.split(import_module(f"fairseq_deep.{module}").EXAMPLE) for name, module in MODULES.items()}
@@ -28,40 +26,23 @@ LINES += [("--help", words[1:]) for words in EXAMPLES.values()]
 SCRIPTS = ["./run_wmt16_ende.sh", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("examples/*/run.sh")))]
 
 
-def options(parser):
-    """The option strings of a parser and its sub-commands, by action, without ``--help``."""
-    found = []
-    for action in parser._actions:
-        found += [action.option_strings] if action.option_strings and action.dest != "help" else []
-        for each in (getattr(action, "choices", None) or {}).values() if action.nargs == "A..." else ():
-            found += options(each)
-    return found
-
-
-def pages_of(command):
-    """The text of the pages of a command."""
-    others = [FOLDER / name for name in ELSEWHERE.get(command, ())]
-    paths = [FOLDER / f"{command}.md", *FOLDER.glob(f"{command}-*.md"), *others]
-    return "".join(path.read_text(encoding="utf-8") for path in paths if path.exists())
-
-
-def test_the_index_has_every_command():
+def test_every_command_is_in_the_index_and_has_an_example():
     text = (FOLDER / "README.md").read_text(encoding="utf-8").partition("## ")[0]
     assert sorted(re.findall(r"(?m)^\| `([a-z]+)` \|", text)) == sorted(COMMANDS)
+    assert {*COMMANDS} - {*RAW, "path"} <= {words[0] for page, words in LINES if page != "--help"}
 
 
 def test_examples_in_help_are_of_their_command():
     assert all(words[:2] == ["fairseq-deep", name] for name, words in EXAMPLES.items())
 
 
-@pytest.mark.parametrize("command", DOCUMENTED)
-def test_pages_have_an_example_and_no_unknown_option(command):
+@pytest.mark.parametrize("page", sorted(path.name for path in FOLDER.glob("*.md")))
+def test_tables_of_pages_have_no_unknown_option(page):
     """tests/snapshots/help.txt has all options; the site shows it as a page."""
-    text, known = pages_of(command), {name for names in options(COMMANDS[command]) for name in names}
-    assert any(words[0] == command for _, words in LINES), "a command line on a page"
-    listed = {name for table in re.findall(r"(?m)^\| option \|.*\n((?:\|.*\n)+)", text)
-              for row in table.splitlines() for name in re.findall(r"--[a-z][\w-]*", row.split(" | ")[0])}  # fmt: skip
-    assert text and listed <= known
+    known = re.findall(r"--[a-z][\w-]*", (ROOT / "tests/snapshots/help.txt").read_text(encoding="utf-8"))
+    tables = re.findall(r"(?m)^\| option \|.*\n((?:\|.*\n)+)", (FOLDER / page).read_text(encoding="utf-8"))
+    rows = "".join(tables).splitlines()
+    assert {name for row in rows for name in re.findall(r"--[a-z][\w-]*", row.split(" | ")[0])} <= {*known}
 
 
 @pytest.mark.parametrize("page", sorted({page for page, _ in LINES}))
