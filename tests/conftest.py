@@ -128,18 +128,6 @@ def refused(command):
     return refused
 
 
-# Tests of ten seconds and more. They come first: one of them at the end would leave the other worker without work.
-LONG = {
-    "test_a_draw_is_refused_or_holds", "test_every_step_of_the_tutorial", "test_interruptions_lose_only",
-    "test_it_installs_without_an_index", "test_reversal_is_learned", "test_training_compiles_and_generation_does_not",
-    "test_two_machines_train_as_one_process",
-}  # fmt: skip
-
-
-def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: not any(item.name.startswith(name) for name in LONG))
-
-
 def pytest_configure():
     """What collection makes stays: looking through it while it grows takes a third of its time."""
     gc.disable()
