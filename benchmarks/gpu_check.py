@@ -26,7 +26,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.helpers.methods import METHODS, OPTIONS  # noqa: E402
 from tests.helpers.models import POSTNORM, PRENORM, make_batch, make_dictionary  # noqa: E402
 
+WIDE = {"encoder_embed_dim": 520, "decoder_embed_dim": 520}  # no power of two
 MODELS = {  # those with kernels of their own come first
+    "DLCL, wide": ("transformer_dlcl_6l", WIDE),
+    "LSTM, wide": ("transformer_lstm_6l", WIDE),
     "DLCL, deep": ("transformer_dlcl_6l", {"encoder_layers": 14}),
     "recomputation": ("transformer_dlcl_6l", {"checkpoint_activations": True}),
     "layer_agg-lstm": METHODS["layer_agg-lstm"],
