@@ -1,5 +1,6 @@
 """Options of layers: norms in half precision, shared heads in decoding; equations are in ``test_whole_models.py``."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -9,19 +10,17 @@ from tests.helpers.models import PRENORM
 S, B, C = 3, 2, 8
 
 
-def test_squares_of_half_precision_may_be_beyond_it():
+@pytest.mark.parametrize("fused", [True, False])
+def test_squares_of_half_precision_may_be_beyond_it(fused, monkeypatch):
+    """Also without torch's kernel, where older releases compute the squares in fp16."""
+    if not fused:
+        monkeypatch.setattr("fairseq_deep.core.norms.FUSED", False)
+        monkeypatch.setattr(F, "rms_norm", None)
     large = torch.full((1, C), 300.0).half()
     for norm in (RmsNorm(C).half(), RmsNorm(C)):
         torch.testing.assert_close(norm(large), torch.ones(1, C).half())
     signs = torch.tensor([[[1.0, -1.0] * C]]).half()
     torch.testing.assert_close(LanguageNorm(1, 2 * C).half()(300 * signs, torch.tensor([1])), signs)
-
-
-def test_rms_norm_in_fp16_without_torchs_fused_kernel(monkeypatch):
-    """Older releases compute the squares in fp16."""
-    monkeypatch.setattr("fairseq_deep.core.norms.FUSED", False)
-    monkeypatch.setattr(F, "rms_norm", None)
-    torch.testing.assert_close(RmsNorm(C).half()(torch.full((1, C), 300.0).half()), torch.ones(1, C).half())
 
 
 def test_shared_heads_are_not_copied(build, dictionary, monkeypatch):
