@@ -47,7 +47,7 @@ WAYS += [(name, False, False, grad) for name in VECTORS for grad in (False, True
 def test_steps_equal_whole_sentences(name, orders, together, fused, grad, prepared, monkeypatch):
     """With plain products, or fused as on a GPU; "together": keys that all hypotheses of a sentence share.
 
-    Some hypotheses begin with padding, and one has some later, which no word sees; fairseq's positions would count it.
+    Some hypotheses begin with padding, one of which has some later, too. No word sees it; fairseq's positions count it.
     Vectors in place of keys and values do not grow.
     """
     monkeypatch.setattr(multihead, "fuses_steps", lambda q: fused)
