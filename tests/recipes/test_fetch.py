@@ -54,8 +54,9 @@ def write_archives(corpus, home):
             files.update({other: files[other] for other in others})
             names = part.get("text") or part.get("talks") or part.get("table", "")
             text = [f"Line {n} of {key} {names}".strip() for n in range(1, 25)]
-            if "columns" in part:  # and a line without them
-                table = "".join("\t".join([line] * (max(part["columns"].values()) + 1)) + "\n" for line in text)
+            if "columns" in part:  # and a line without them; what is to be restored is in lower case
+                rows = map(str.lower, text) if part.get("restore") else text
+                table = "".join("\t".join([row] * (max(part["columns"].values()) + 1)) + "\n" for row in rows)
                 files[key][names.replace("*", "00")] = gzip.compress(f"{table}broken\n".encode())
             for position, lang in enumerate(corpus.langs if "columns" not in part else ()):
                 ways = [names[lang]] if isinstance(names, dict) else rebuild.as_list(names)
