@@ -10,6 +10,7 @@ ensure_env() {
     env_check_current "$root"
     return
   fi
+  [[ -z ${FAIRSEQ_DEEP_ENV-} ]] || env_fail "FAIRSEQ_DEEP_ENV must be current, not '$FAIRSEQ_DEEP_ENV', or unset" || return 1
   if ! env_is_ready "$root" "${1-}"; then
     # a second script may be making it at this moment
     (

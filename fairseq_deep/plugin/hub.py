@@ -1,11 +1,13 @@
 """fairseq's hub interface for the models of this package: ``from_pretrained(...).translate("...")``.
 
 It differs from fairseq's in its answers to unsuitable input: fairseq invents text for an empty sentence, leaves out
-skipped sentences, so the rest moves up, ignores unknown settings, and ends in tracebacks.
+skipped sentences, so the rest moves up, ignores unknown settings, and ends in tracebacks. It says
+nothing of unknown words, as without the model's sub-words.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -13,8 +15,11 @@ from fairseq.hub_utils import GeneratorHubInterface
 from torch import Tensor
 
 from fairseq_deep.core.registry import UsageError
+from fairseq_deep.runtime.text import is_part
 
 from .generation_settings import check_settings
+
+logger = logging.getLogger(__name__)
 
 UNSUPPORTED = {
     "constraints": "use fairseq-interactive --constraints",
@@ -41,8 +46,19 @@ class HubInterface(GeneratorHubInterface):
         for sentence in (sentences := [sentences] if isinstance(sentences, (bytes, type(None))) else list(sentences)):
             if not isinstance(sentence, str):
                 raise UsageError(f"a sentence is of type {type(sentence).__name__}; it must be a string")
-        found = self.generate([self.encode(sentence) for sentence in sentences], beam, verbose, **settings)
+        rows = [self.encode(sentence) for sentence in sentences]
+        self._warn_of_unknown(rows)
+        found = self.generate(rows, beam, verbose, **settings)
         return [self.decode(hypotheses[0]["tokens"]) if hypotheses else "" for hypotheses in found]
+
+    def _warn_of_unknown(self, rows: list[Tensor]) -> None:
+        """Warn if most tokens are unknown, or any if the interface has no sub-words, but the model has."""
+        unknown = sum(int(row.eq(self.src_dict.unk()).sum()) for row in rows)
+        total = sum(len(row) - 1 for row in rows)  # without end-of-sentence
+        needs_parts = self.bpe is None and any(map(is_part, self.src_dict.symbols))
+        if unknown > (0 if needs_parts else total / 2):
+            problem = f"{unknown:,} of {total:,} tokens of the text are unknown to the model"
+            logger.warning(f"{problem}; check its language, and tokenizer=, bpe= and bpe_codes= of from_pretrained()")
 
     def score(self, *args: Any, **settings: Any):
         """Reject the scoring of sentences, which fairseq supports only for language models.

@@ -56,3 +56,15 @@ def test_a_call_is_refused_in_one_line(_, call, said, names):
     with pytest.raises(UsageError) as error:
         eval(call, names)
     assert_says(error.value.message, said)
+
+
+def test_the_hub_warns_of_unknown_tokens(names, caplog, monkeypatch):
+    said = "tokens of the text are unknown to the model; check its language, and tokenizer=, bpe= and bpe_codes="
+    names["hub"].translate("We see.")
+    assert said not in caplog.text
+    names["hub"].translate("ξένη γλώσσα")
+    assert said in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(names["hub"], "bpe", None)
+    names["hub"].translate("We We We We γλώσσα")
+    assert said in caplog.text
