@@ -143,7 +143,7 @@ def sets(year, **files):
     ("wmt17-test.tgz", cut(0), "wmt17-test.tgz: the file is empty"), ("corpus.gz", None, "cannot download"),
     ("wmt17-test.tgz", sets(17, **{"src.en": "ab", "ref.fi": "a"}), "wmt17-test.tgz in 'fi' has 1: delete it"),
     ("wmt18-test.tgz", sets(18, **{"src.en": "ab"}), "wmt18-test.tgz lack test/newstest2018-enfi-ref.fi.sgm: delete"),
-], ids=str)  # fmt: skip
+], ids=["latin-1", "truncated", "cut", "last byte", "other", "empty", "missing", "uneven", "one side"])  # fmt: skip
 def test_a_bad_archive_is_refused_in_one_line_and_fetched_again(table, name, change, problem, tmp_path, capsys):
     given, fetched = tmp_path / "table" / name, tmp_path / "archives" / name
     whole = given.read_bytes()
