@@ -89,36 +89,23 @@ def test_an_ensemble_is_that_of_fairseq(trained, source, alone, translate, tmp_p
     assert out != translate(trained, "--input", source)[1]
 
 
-@pytest.fixture
-def with_result(trained, tmp_path):
-    """with_result(setting=value, ...): the run with these settings of its search."""
-
-    def with_result(**settings):
-        for part in ("averaged.pt", "data-bin", "text"):
-            (tmp_path / part).symlink_to(trained / part)
-        (tmp_path / "RESULT.json").write_text(json.dumps({"beam": 3, "lenpen": 0.8, **settings}))
-        return tmp_path
-
-    return with_result
-
-
-def test_the_longest_output_is_that_of_the_recipe(trained, source, with_result, translate):
-    exp, words = with_result(max_len_a=0.2, max_len_b=1), ["--input", source]
-    short, usual = (translate(folder, *words)[1] for folder in (exp, trained))
-    assert short == translate(trained, *words, "--max-len-a", "0.2", "--max-len-b", "1")[1] != usual
-    assert translate(exp, *words, "--max-len-a", "1", "--max-len-b", "50")[1] == usual
-
-
-def test_the_length_penalty_is_that_of_the_recipe(trained, source, with_result, translate):
-    exp = with_result(gnmt_lenpen=True)
-    bundle = find_bundle(str(exp))
-    assert bundle.gnmt_lenpen and not find_bundle(str(trained)).gnmt_lenpen
-    ours, stock = (Translator([each], beam=3, lenpen=0.8, nbest=3) for each in (bundle, find_bundle(str(trained))))
-    line = source.read_text().splitlines()[0]
-    scores = {each.text: each.score for each in stock.translate_nbest([line])[0]}
-    for each in ours.translate_nbest([line])[0]:  # (5 + n) / 6 is less than n, and divides by less
+def test_the_search_is_that_of_the_recipe(trained, source, tmp_path, translate):
+    for part in ("averaged.pt", "data-bin", "text"):
+        (tmp_path / part).symlink_to(trained / part)
+    settings = {"beam": 3, "lenpen": 0.8, "max_len_a": 0.2, "max_len_b": 1, "gnmt_lenpen": True}
+    (tmp_path / "RESULT.json").write_text(json.dumps(settings))
+    words = ["--input", source]
+    ours, usual = (translate(folder, *words)[1] for folder in (tmp_path, trained))
+    own = ["--max-len-a", "0.2", "--max-len-b", "1", "--gnmt-lenpen"]
+    assert ours == translate(trained, *words, *own)[1] != usual
+    assert translate(tmp_path, *words, "--max-len-a", "1", "--max-len-b", "50")[1] != ours
+    line, found = source.read_text().splitlines()[0], []
+    for folder in (tmp_path, trained):
+        search = {"beam": 3, "lenpen": 0.8, "max_len_a": 1, "max_len_b": 50, "nbest": 3, "cpu": True}
+        found.append(Translator([find_bundle(str(folder))], **search).translate_nbest([line])[0])
+    scores = {each.text: each.score for each in found[1]}
+    for each in found[0]:  # (5 + n) / 6 is less than n, and divides by less
         assert each.score < scores[each.text]
-    assert translate(exp, "--input", source) == translate(exp, "--input", source, "--gnmt-lenpen")
 
 
 def test_progress_on_a_terminal_is_shown_after_each_batch(trained, source, tmp_path, monkeypatch, translate):
