@@ -53,6 +53,11 @@ CONTRASTS = {
         ("completep", "lstm"), ("completep", "pre"), ("completep", "dlcl"), ("completep", "ds"), ("dlcl", "lstm"),
         ("lstm", "pre"),
     ],
+    "six": [
+        ("modern", "pre"), ("completep", "pre"), ("dlcl", "pre"), ("lstm", "pre"), ("modern", "completep"),
+        ("modern_12_1", "pre"), ("modern", "modern_12_1"), ("modern", "dlcl"), ("modern", "lstm"),
+        ("dlcl", "completep"), ("lstm", "completep"), ("dlcl", "lstm"),
+    ],
     "ds-init-one-stack": [("matt_ds_12", "ds_12"), ("matt_ds_12", "matt_ds_encoder_12_clipped")],
 }  # fmt: skip
 """Pairs of systems by record. Differences are of runs with the same seed."""
@@ -246,6 +251,9 @@ TABLES = {
     "twelve": lambda: of_runs("twelve", ["seeds", "parameters", "valid loss", "BLEU", "BLEU, reporting half"], {
         "CompleteP": "completep", "DLCL": "dlcl", "depth-wise LSTM": "lstm", "plain pre-norm": "pre",
         "post-norm, DS-Init, rate 0.0005": "ds"}),
+    "six": lambda: of_runs("six", ["seeds", "parameters", "valid loss", "BLEU", "- plain", "BLEU, reporting half"], {
+        "`transformer_modern_6l`": "modern", "CompleteP": "completep", "DLCL": "dlcl", "depth-wise LSTM": "lstm",
+        "plain pre-norm": "pre", "12 + 1, `transformer_modern_12l1l`": "modern_12_1"}),
     "post-norm": lambda: of_runs("ds-init-one-stack", ["parameters", "valid loss", "BLEU", "source gain"], {
         "DS-Init in both stacks": "ds_12", "the same, merged attention": "matt_ds_12",
         "merged attention, DS-Init in the encoder, clipped": "matt_ds_encoder_12_clipped",

@@ -35,17 +35,21 @@ def read_checkpoint(path: str) -> StoredModel:
         state = checkpoint_utils.load_checkpoint_to_cpu(path)
     except Exception as error:  # a corrupt or rejected file raises any exception
         raise UsageError(f"cannot load {path}: {one_line(error)}") from error
-    if not isinstance(state, dict) or not state.get("model") or not state.get("cfg"):
+    config = state.get("cfg") if isinstance(state, dict) and state.get("model") else None
+    if not hasattr(config, "get") or not all(_has_settings(config.get(name)) for name in ("model", "task")):
         raise UsageError(f"{path} is not a checkpoint of fairseq")
-    config = state["cfg"]
     criterion = config.get("criterion") or {}
     smoothing = criterion.get("label_smoothing", 0.0) if hasattr(criterion, "get") else 0.0
-    given = _plain(config.model)
+    given = _plain(config.get("model"))
     flags, arch = fill(given, path), given.get("arch") or given.get("_name")
     flags.encoder_embed_path = flags.decoder_embed_path = None  # the checkpoint contains these embeddings
     hashes = (state.get("task_state") or {}).get(KEY)
     stock = arch if flags.arch == f"deep_{arch}" else None
-    return StoredModel(flags, state["model"], _task_settings(_plain(config.task)), hashes, smoothing, stock)
+    return StoredModel(flags, state["model"], _task_settings(_plain(config.get("task"))), hashes, smoothing, stock)
+
+
+def _has_settings(part: Any) -> bool:
+    return isinstance(part, (dict, argparse.Namespace)) or OmegaConf.is_dict(part)
 
 
 def _plain(config: Any) -> dict[str, Any]:

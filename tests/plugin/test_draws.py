@@ -169,8 +169,9 @@ def check(data, folder, words):
 
 
 def _unused(name, words):
-    """Whether the parameter *name* is there without a use, in fairseq's own Transformer, too."""
-    dropped = any(word.endswith("-layerdrop") for word in words) and ".layers." in name
+    """Whether the parameter *name* can have no use: a layer that all updates drop, an encoder that nothing reads."""
+    of_layer = ".layers." in name or ".layer_norms." in name
+    dropped = any(word.endswith("-layerdrop") for word in words) and of_layer
     alone = "--no-cross-attention" in words or "--decoder-layers 0" in " ".join(words)
     return dropped or alone and name.startswith("encoder.")
 

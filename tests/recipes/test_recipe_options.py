@@ -92,8 +92,8 @@ def test_a_script_runs_in_any_directory_and_names_a_missing_python(tmp_path):
         (programs / name).symlink_to(shutil.which(name))
     done = subprocess.run(words, env={"PATH": str(programs), "FAIRSEQ_DEEP_ENV": "current"}, **given)
     assert (done.returncode, done.stderr) == (1, "set-up: no python in PATH; activate an environment\n")
-    done = subprocess.run(words, env={"PATH": str(programs), "FAIRSEQ_DEEP_ENV": "curent"}, **given)
-    assert (done.returncode, done.stderr) == (1, "set-up: FAIRSEQ_DEEP_ENV must be current, not 'curent', or unset\n")
+    done = subprocess.run(words, env={"PATH": str(programs), "FAIRSEQ_DEEP_ENV": "none"}, **given)
+    assert (done.returncode, done.stderr) == (1, "set-up: FAIRSEQ_DEEP_ENV must be current, not 'none', or unset\n")
 
 
 def test_a_run_starts_from_another_one(tmp_path):
