@@ -35,26 +35,23 @@ def read_checkpoint(path: str) -> StoredModel:
         state = checkpoint_utils.load_checkpoint_to_cpu(path)
     except Exception as error:  # a corrupt or rejected file raises any exception
         raise UsageError(f"cannot load {path}: {one_line(error)}") from error
-    config = state.get("cfg") if isinstance(state, dict) and state.get("model") else None
-    if not hasattr(config, "get") or not all(_has_settings(config.get(name)) for name in ("model", "task")):
+    config, weights = (state.get(name) if isinstance(state, dict) else None for name in ("cfg", "model"))
+    given, task = _settings(config, "model"), _settings(config, "task")
+    if not (given and task and isinstance(weights, dict) and weights):
         raise UsageError(f"{path} is not a checkpoint of fairseq")
-    criterion = config.get("criterion") or {}
-    smoothing = criterion.get("label_smoothing", 0.0) if hasattr(criterion, "get") else 0.0
-    given = _plain(config.get("model"))
     flags, arch = fill(given, path), given.get("arch") or given.get("_name")
     flags.encoder_embed_path = flags.decoder_embed_path = None  # the checkpoint contains these embeddings
-    hashes = (state.get("task_state") or {}).get(KEY)
+    hashes, smoothing = _settings(state, "task_state").get(KEY), _settings(config, "criterion").get("label_smoothing")
     stock = arch if flags.arch == f"deep_{arch}" else None
-    return StoredModel(flags, state["model"], _task_settings(_plain(config.get("task"))), hashes, smoothing, stock)
+    return StoredModel(flags, weights, _task_settings(task), hashes, smoothing or 0.0, stock)
 
 
-def _has_settings(part: Any) -> bool:
-    return isinstance(part, (dict, argparse.Namespace)) or OmegaConf.is_dict(part)
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    """Return a configuration as a dictionary; fairseq-hydra-train and fairseq-train store different types."""
-    return dict(OmegaConf.to_container(config) if OmegaConf.is_config(config) else vars(config))
+def _settings(parts: Any, name: str) -> dict[str, Any]:
+    """Return a part of a configuration, which fairseq-hydra-train and fairseq-train store as different types."""
+    part = parts.get(name) if isinstance(parts, dict) or OmegaConf.is_dict(parts) else None
+    if OmegaConf.is_dict(part):
+        return dict(OmegaConf.to_container(part))
+    return part if isinstance(part, dict) else vars(part) if isinstance(part, argparse.Namespace) else {}
 
 
 def _task_settings(found: dict[str, Any]) -> dict[str, Any]:
