@@ -86,7 +86,7 @@ def test_norms_are_those_of_the_gradients(logged):
 
 
 def test_weights_of_the_aggregators_are_those_after_the_update(logged):
-    """They are the summary of the saved model, which ``tests/core/test_depth_record.py`` compares by hand."""
+    """They are the summary of the saved model, which ``tests/core/test_diagnostics.py`` compares by hand."""
     folder, found, _ = logged
     for update in (1, 3):
         [model], *_ = load_trained(folder / f"checkpoint_1_{update}.pt")
