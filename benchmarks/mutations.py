@@ -25,8 +25,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
-    "core/aggregators": "aggregators half_precision dlcl running_sums lstm ode routing "
-    "hyper_connections depth_record layer_drop plain_pytorch toy_methods memories inits snapshots dropout "
+    "core/aggregators": "aggregators half_precision dlcl running_sums lstm routing "
+    "hyper_connections diagnostics layer_drop plain_pytorch inits snapshots dropout "
     "whole_models golden methods",
     "core/attention": "masks layer_options alignment decoding decoder_attentions languages "
     "golden generator steps compiled_steps whole_models methods device",

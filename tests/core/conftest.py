@@ -1,10 +1,12 @@
-"""A vocabulary with tags of languages, so that models which know them need no other; models of the table of steps."""
+"""A vocabulary with tags of languages, so that models which know them need no other; models for decoding."""
 
 import pytest
+import torch
 
-from tests.helpers.generation import prepared_model
+from fairseq_deep.core.transformer import Transformer
 from tests.helpers.models import VOCAB, make_tagged_dictionary
 from tests.helpers.steps import MODELS
+from tests.helpers.tensors import shake
 
 
 @pytest.fixture(scope="session")
@@ -14,11 +16,17 @@ def dictionary():
 
 
 @pytest.fixture
-def prepared(dictionary):
-    """prepared(name, **flags): a model of the table, ready for decoding."""
+def prepared(build):
+    """prepared(name, **flags): a model of the table of steps, or of an architecture, ready for decoding.
 
-    def make(name, **more):
-        arch, flags = MODELS[name][:2]
-        return prepared_model(arch, dictionary, **{**flags, **more})
+    It is narrow, with random weights, one encoder layer and two decoder layers.
+    """
 
-    return make
+    def prepared(name, **more):
+        arch, flags = MODELS.get(name, (name, {}))[:2]
+        torch.manual_seed(3)
+        model = build(arch, **{"encoder_layers": 1, "decoder_layers": 2, **flags, **more}).eval()
+        Transformer.prepare_for_decoding(shake(model, 0.1, around=True))
+        return model
+
+    return prepared

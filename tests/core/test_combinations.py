@@ -3,12 +3,12 @@
 import itertools
 
 import pytest
-import torch
 
 from fairseq_deep.core.description import AXES
 from fairseq_deep.core.registry import UsageError
 from tests.helpers.methods import NEEDS
 from tests.helpers.models import make_batch
+from tests.helpers.tensors import shake
 
 CURES = ("use ", "omit ", "add ", "make ")
 OPTIONS = [
@@ -50,10 +50,7 @@ def test_every_pair_works_or_is_refused(norm, every, dictionary, build):
             assert "\n" not in text and "--" in text and any(cure in text for cure in CURES), text
             refused += 1
             continue
-        with torch.no_grad():  # from where no gate is closed
-            for parameter in model.parameters():
-                parameter.add_(0.02 * torch.randn_like(parameter))
-        output = model(*batch)[0]
+        output = shake(model, 0.02, around=True)(*batch)[0]  # from where no gate is closed
         assert output.isfinite().all(), flags
         output.square().mean().backward()
         skips = {"encoder_layerdrop", "no_cross_attention"} & {*flags}

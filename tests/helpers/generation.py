@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from fairseq_deep.core.native import library
-from fairseq_deep.core.transformer import Transformer
-from fairseq_deep.plugin.architectures import build_architecture
 from tests.helpers.invariances import NEAR
-from tests.helpers.models import make_batch, tiny_flags
+from tests.helpers.models import make_batch
 
 near = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=2e-5)
 
@@ -20,18 +18,6 @@ def without_kernels(run):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "enabled", False)
         return run()
-
-
-def prepared_model(arch, dictionary, **flags):
-    """A narrow model with random weights, one encoder layer and two decoder layers, ready for decoding."""
-    torch.manual_seed(3)
-    flags = {**tiny_flags(arch), "encoder_layers": 1, "decoder_layers": 2, **flags}
-    model = build_architecture(arch, dictionary, **flags).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    Transformer.prepare_for_decoding(model)
-    return model
 
 
 def strengthen(model):

@@ -11,7 +11,7 @@ import torch
 from fairseq_deep.core.aggregators.routing import EmRouting
 from fairseq_deep.core.norms import normalise
 from tests.helpers.models import make_batch
-from tests.helpers.tensors import tensors_on_modules
+from tests.helpers.tensors import shake, tensors_on_modules
 
 # a fresh 24-layer depth-wise LSTM amplifies the rounding of fp32 about a hundredfold
 NEAR = {"rtol": 1e-4, "atol": 1e-4}
@@ -31,10 +31,7 @@ def assert_nothing_stays_on_the_modules(model):
 
 def every_parameter_gets_a_finite_gradient(make, dictionary):
     """With weights that are not at a special point, as zeros at the start may be."""
-    batch, model = make_batch(dictionary), make().train()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+    batch, model = make_batch(dictionary), shake(make().train(), 0.05, around=True)
     output = features(model, *batch)
     assert output.isfinite().all()
     words = torch.randint(len(dictionary), (output[..., 0].numel(),))

@@ -9,11 +9,12 @@ from torch.utils._pytree import tree_leaves
 DOUBLE = {"dtype": torch.float64}
 
 
-def shake(module, deviation=0.4):
-    """Random weights that no start has."""
+def shake(module, deviation=0.4, around=False):
+    """Random weights that no start has, or with *around*, weights near those of *module*."""
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.normal_(std=deviation)
+            noise = deviation * torch.randn_like(parameter)
+            parameter.copy_(parameter + noise if around else noise)
     return module
 
 
