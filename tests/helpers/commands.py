@@ -60,13 +60,8 @@ def run_together(command, prepare, processes):
     return subprocess.CompletedProcess(command, status, out, err)
 
 
-def without_plugin():
-    """Called in the process of a command: it cannot import this package."""
-    sys.modules["fairseq_deep"] = None
-
-
-WITHOUT_PLUGIN = ["tests.helpers.commands:without_plugin"]
-"""For *prepare* of `run`."""
+WITHOUT_PLUGIN = ["sys:modules.__setitem__", "fairseq_deep", None]
+"""For *prepare* of `run`: the process cannot import this package."""
 
 
 def write_pairs(path, count, rng, leave_out=(), longest=8):

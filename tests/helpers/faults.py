@@ -104,18 +104,27 @@ def each_fault(folder, act):
             yield kind, error
 
 
-def send(number, update):
-    """Called in the process of a training: it sends itself a signal in the middle of the update after *update*."""
+def before_each_update(act):
+    """Called in the process of a training: ``act(trainer)`` may return a handle of a hook, which the update removes."""
     from fairseq.trainer import Trainer
 
     real = Trainer.train_step
 
     def train_step(trainer, *rest, **options):
-        if trainer.get_num_updates() == update:
-            os.kill(os.getpid(), number)
-        return real(trainer, *rest, **options)
+        with act(trainer) or contextlib.nullcontext():
+            return real(trainer, *rest, **options)
 
     Trainer.train_step = train_step
+
+
+def send(number, update):
+    """Called there, too: it sends itself a signal in the middle of the update after *update*."""
+
+    def act(trainer):
+        if trainer.get_num_updates() == update:
+            os.kill(os.getpid(), number)
+
+    before_each_update(act)
 
 
 def poison(name, value, updates, backward=False, rank="0"):
@@ -128,9 +137,6 @@ def poison(name, value, updates, backward=False, rank="0"):
     if os.environ.get("RANK", "0") != rank:
         return
     import torch
-    from fairseq.trainer import Trainer
-
-    real = Trainer.train_step
 
     def change(module, inputs, output):
         tensor, *others = (output,) if torch.is_tensor(output) else output
@@ -139,14 +145,10 @@ def poison(name, value, updates, backward=False, rank="0"):
             return None
         return tensor * value if torch.is_tensor(output) else (tensor * value, *others)
 
-    def train_step(trainer, *rest, **options):
-        if not updates or trainer.get_num_updates() + 1 != updates[0]:
-            return real(trainer, *rest, **options)
-        updates.pop(0)
-        hook = trainer.get_model().get_submodule(name).register_forward_hook(change, prepend=True)
-        try:
-            return real(trainer, *rest, **options)
-        finally:
-            hook.remove()
+    def act(trainer):
+        if updates and trainer.get_num_updates() + 1 == updates[0]:
+            updates.pop(0)
+            return trainer.get_model().get_submodule(name).register_forward_hook(change, prepend=True)
+        return None
 
-    Trainer.train_step = train_step
+    before_each_update(act)

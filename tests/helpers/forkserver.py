@@ -20,16 +20,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+from importlib.metadata import entry_points
 from pathlib import Path
 
 BIN, ROOT = Path(sys.executable).parent, Path(__file__).resolve().parents[2]
-SCRIPTS = {
-    **{f"fairseq-{name}": f"fairseq_cli.{name}:cli_main"
-       for name in ("generate", "interactive", "preprocess", "score", "train", "validate")},
-    "fairseq-hydra-train": "fairseq_cli.hydra_train:cli_main",
-    "fairseq-deep": "fairseq_deep.cli:main",
-    "torchrun": "torch.distributed.run:main",
-}  # fmt: skip
+SCRIPTS = {script.name: script.value for script in entry_points(group="console_scripts")
+           if script.name.startswith("fairseq-") or script.name == "torchrun"}  # fmt: skip
 PROGRAMS = [place.split(":")[0] for place in SCRIPTS.values() if place.startswith("fairseq_cli")]
 EARLY = [*PROGRAMS, "torch._dynamo"]
 
