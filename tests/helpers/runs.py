@@ -18,7 +18,11 @@ RECORD = {
     "environment": {"torch": "2.13.0"},
     "scores": {"test": {"sacrebleu": {**SCORE, "against": AGAINST}}},
 }
-LOG = {"kind": "train_inner", "loss": "9.5", "ppl": "724", "num_updates": "10", "lr": "0.001", "gnorm": "2.5"}
+LOGS = [{"time": 5.0, "session": 1, "epoch": 1, **entry} for entry in (
+    {"kind": "train_inner", "num_updates": "10", "loss": "9.5", "ppl": "724.1", "lr": "0.001", "gnorm": "2.5"},
+    {"kind": "train_inner", "num_updates": "20", "loss": "8.25", "ppl": "304.4", "lr": "0.002", "gnorm": "1.5"},
+    {"kind": "valid", "valid_num_updates": "20", "valid_loss": "8.5", "valid_ppl": "362"},
+)]  # fmt: skip
 TEXTS = {
     "text/raw/test.en": ["the <i>house</i>", "a tree", "rain", "snow"],
     "test.hyp.de": ["das <script>alert(1)</script>", "", "Regen", "Schnee"],
@@ -41,7 +45,7 @@ def make_run(folder, record=RECORD, texts=TEXTS):
     folder.mkdir(parents=True)
     command = "fairseq-train data-bin --source-lang en --target-lang de --lr 1 --bf16 --lr=0.002 --plugins a b"
     (folder / "train.sh").write_text(command + "\n")
-    (folder / "train.jsonl").write_text(json.dumps(LOG) + "\n")
+    (folder / "train.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in LOGS))
     for name, lines in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("".join(line + "\n" for line in lines))

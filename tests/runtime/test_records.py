@@ -13,12 +13,10 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import record
 from fairseq_deep.runtime import records
 from tests.helpers.fuzz import TIMES
-from tests.helpers.runs import GENERATED, RECORD, make_run
+from tests.helpers.runs import GENERATED, LOGS, RECORD, make_run
 
 NESTED = "[" * 100_000
-LOGGED = {"kind": "train_inner", "time": 5.0, "session": 1, "loss": "9.5", "ppl": "724", "num_updates": "10"}
-VALID = {"kind": "valid", "time": 9, "session": 1, "epoch": 1, "valid_loss": "9", "valid_ppl": "7",
-         "valid_num_updates": "10"}  # fmt: skip
+LOGGED, _, VALID = LOGS
 SUMMARY = {"bleu": {"mean": 12.3, "std": 0.5, "min": 12, "max": 13}, "seeds": [1], "failed": [3], "signature": "x",
            "runs": {"1": RECORD}}  # fmt: skip
 

@@ -12,6 +12,7 @@ import torch
 
 from fairseq_deep.tools import pictures, plot, training_logs
 from tests.helpers.commands import run, train_command
+from tests.helpers.runs import LOGS, make_run
 
 ENCODER = torch.tensor([[1.0, 9, 9], [-0.5, 0.09, 9], [0.3, -4.0, 0.1]])
 DECODER = torch.tensor([[2.0, 9], [0.0, 1.5]])
@@ -108,28 +109,16 @@ def test_window_and_softmax_come_from_the_checkpoint(tmp_path, flags, last_row):
     torch.testing.assert_close(matrices["encoder"].values[2], torch.tensor(last_row))
 
 
-WANTED = {
+WANTED = {  # of `LOGS`
     "loss": {10: 9.5, 20: 8.25}, "ppl": {10: 724.1, 20: 304.4}, "lr": {10: 0.001, 20: 0.002},
     "gnorm": {10: 2.5, 20: 1.5}, "valid_loss": {20: 8.5}, "valid_ppl": {20: 362.0},
 }  # fmt: skip
 
 
-def entries():
-    """(kind, measures as text) of each entry of a log with the numbers of `WANTED`."""
-    for update in (10, 20):
-        measures = {name: WANTED[name][update] for name in ("loss", "ppl", "lr", "gnorm")}
-        yield "train_inner", {"epoch": 1, "num_updates": str(update), **{k: str(v) for k, v in measures.items()}}
-    yield "valid", {"epoch": 1, "valid_num_updates": "20", "valid_loss": "8.5", "valid_ppl": "362"}
-
-
-def write_json(path):
-    lines = [f"2026-11-22 09:28:14 | INFO | {kind} | {json.dumps(entry)}" for kind, entry in entries()]
+def write_log(path):
+    """`LOGS` as fairseq prints them."""
+    lines = [f"2026-11-22 09:28:14 | INFO | {entry['kind']} | {json.dumps(entry)}" for entry in LOGS]
     path.write_text("\n".join(["2026-11-22 | INFO | fairseq.trainer | begin training epoch 1", *lines]) + "\n")
-    return path
-
-
-def write_jsonl(path):
-    path.write_text("".join(json.dumps({"kind": kind, "time": 1.5, **entry}) + "\n" for kind, entry in entries()))
     return path
 
 
@@ -144,16 +133,15 @@ def test_what_fairseq_prints(form, small, tmp_path):
 
 
 def test_a_resumed_run_is_one_curve(tmp_path):
-    path = write_json(tmp_path / "a.log")
+    path = write_log(tmp_path / "a.log")
     again = {"num_updates": "20", "loss": "8.125"}
     path.write_text(path.read_text() + f"x | INFO | train_inner | {json.dumps(again)}\n")
     assert training_logs.read_run(str(path))["loss"] == {10: 9.5, 20: 8.125}
 
 
 def test_table_numbers_and_picture(here, draw):
-    (here / "exp/one").mkdir(parents=True)
-    write_jsonl(here / "exp/one/train.jsonl")
-    write_json(here / "exp/two.log")
+    make_run(here / "exp/one")
+    write_log(here / "exp/two.log")
     table = [line.split() for line in draw("run", "exp/one", "exp/two.log", "--output", "r.svg", "--csv", "r.csv")]
     assert table[1] == ["one", "20", "8.250", "8.500", "8.500", "362.000", "362.000"]
     assert table[2][0] == "two.log" and table[2][1:] == table[1][1:]
@@ -163,7 +151,7 @@ def test_table_numbers_and_picture(here, draw):
 
 
 def test_the_picture_shows_the_numbers(here):
-    runs = {"a": training_logs.read_run(str(write_json(here / "a.log"))), "b": {"loss": {1: 3.0, 2: math.nan}}}
+    runs = {"a": training_logs.read_run(str(write_log(here / "a.log"))), "b": {"loss": {1: 3.0, 2: math.nan}}}
     figure = pictures.draw_runs(runs)
     panels = {axes.get_ylabel(): axes for axes in figure.axes}
     assert list(panels) == ["loss", "perplexity", "learning rate", "gradient norm"]
