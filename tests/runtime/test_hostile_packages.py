@@ -76,12 +76,9 @@ def cut(folder):
     os.truncate(folder / "model.safetensors", (folder / "model.safetensors").stat().st_size - 100)
 
 
-def link(name, target):
-    def change(folder):
-        os.remove(folder / name)
-        os.symlink(target, folder / name)
-
-    return change
+def link(folder):
+    os.remove(folder / "README.md")
+    os.symlink("../secret", folder / "README.md")
 
 
 def fifo(folder):
@@ -94,7 +91,6 @@ HOSTILE = {
     "a folder of programs": (config(model__user_dir="/tmp/evil"), "model has the unknown setting 'user_dir'"),
     "at the top": (config(user_dir="."), "the content has the unknown setting 'user_dir'"),
     "another class of transformers": (config(model_type="bert"), "model_type must be fairseq_deep or missing"),
-    "a criterion": (config(criterion__criterion="ctc"), "has the unknown setting"),
     "a reference": (config(model__dlcl_init="${oc.env:HOME}"), "model.dlcl_init is '${oc.env:HOME}', not a short"),
     "a language elsewhere": (config(task__source_lang="../secret/x"), "source_lang is '../secret/x', not a language"),
     "a path for a model": (config(arch="../x"), "arch is '../x', not the name of a Transformer"),
@@ -123,12 +119,10 @@ HOSTILE = {
     "a tensor less": (tensors(lambda found: found.pop(EMBED)), f"it lacks {EMBED}"),
     "a tensor more": (tensors(lambda found: found.update(x=torch.ones(1))), "it has x, which the model lacks"),
     "a word less": (text("dict.src.txt", b"".join(b"w%d 1\n" % index for index in range(VOCAB - 5))), "(39, 16)"),
-    "a link for weights": (link("model.safetensors", "../secret"), "must not be a link"),
     "a pipe": (fifo, "must be a regular file"),
     "merges without a setting": (text("code", b"a b\n"), "a package must not have a file of this name"),
-    "a link for the card": (link("README.md", "../secret"), "must not be a link"),
+    "a link for the card": (link, "must not be a link"),
     "no checksums": (text("SHA256SUMS", b""), "has no checksum of config.json"),
-    "odd checksums": (text("SHA256SUMS", b"x"), "invalid line 'x'"),
     "a checksum of a file elsewhere": (text("SHA256SUMS", b"0" * 64 + b"  ../config.json\n"), "SUMS: invalid line"),
     "NaN in the weights": (tensors(lambda found: found[EMBED].fill_(float("nan"))), f"'{EMBED}' holds NaN or Inf"),
     "metadata without end": (tensors(len, {"x": "y" * (9 << 20)}), "its header has 9,"),

@@ -9,7 +9,6 @@ import pytest
 from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.bleu import bleu_for
 from fairseq_deep.runtime import language_codes, text
-from fairseq_deep.runtime.dictionary import Dictionary
 from tests.helpers.exports import dictionary_of, learn_merges, learn_pieces
 
 
@@ -150,11 +149,3 @@ def test_a_word_of_the_dictionary_is_not_a_tag():
     """Whether Moses splits "No." depends on the next word."""
     steps = text.TextSteps("en", "de", None, symbols=["No.", "I", "no", "am", "here", "5"])
     assert steps.prepare("No. I am here") == "No . I am here" and steps.prepare("No. 5") == "No. 5"
-
-
-def test_a_dictionary_with_a_byte_order_mark(tmp_path):
-    from fairseq.data import Dictionary as Stock
-
-    (tmp_path / "dict.en.txt").write_text("the 2\nhouse 1\n", encoding="utf-8-sig")
-    for kind in (Dictionary, Stock):
-        assert kind.load(str(tmp_path / "dict.en.txt")).symbols[4:] == ["the", "house"]
