@@ -25,10 +25,6 @@ def features(model, source, lengths, target):
     return model(source, lengths, target)[0]
 
 
-def assert_nothing_stays_on_the_modules(model):
-    assert tensors_on_modules(model) <= KEPT
-
-
 def every_parameter_gets_a_finite_gradient(make, dictionary):
     """With weights that are not at a special point, as zeros at the start may be."""
     batch, model = make_batch(dictionary), shake(make().train(), 0.05, around=True)
@@ -41,7 +37,7 @@ def every_parameter_gets_a_finite_gradient(make, dictionary):
         assert parameter.grad.isfinite().all(), key
         # a key bias shifts all scores of a query alike, so that its gradient is rounding only
         assert parameter.grad.any() or key.endswith("k_proj.bias"), key
-    assert_nothing_stays_on_the_modules(model)
+    assert tensors_on_modules(model) <= KEPT, "something stays on the modules"
 
 
 def a_loaded_model_gives_the_same_output(make, dictionary):
@@ -74,7 +70,7 @@ def steps_of_decoding_equal_whole_sentences(make, dictionary):
             ahead = {key: dict(cache) for key, cache in state.items()}
             last = model.decoder(target[:, : step + 1], encoder_out=encoder_out, incremental_state=ahead)[0]
             torch.testing.assert_close(last[:, -1], full[:, step], **NEAR)
-    assert_nothing_stays_on_the_modules(model)
+    assert tensors_on_modules(model) <= KEPT, "something stays on the modules"
 
 
 def padding_and_batch_composition_change_nothing(make, dictionary):
