@@ -17,10 +17,10 @@ from fairseq_deep.core.decoding.int8 import Int8Linear
 from fairseq_deep.core.description import AXES
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.torch_export import SourceProgram, StepProgram, export_decoding_step, export_encoder
-from fairseq_deep.plugin.architectures import build_architecture
 from tests.helpers.generation import prepare
 from tests.helpers.methods import DLCL, LALN, LALT, LSTM, METHODS, OPTIONS, POSTNORM, depths
-from tests.helpers.models import make_batch, tiny_flags
+from tests.helpers.models import make_batch
+from tests.helpers.tensors import shake
 
 CAPACITY = 5
 CASES = {**METHODS, **OPTIONS}
@@ -47,16 +47,12 @@ def no_gradients():
 
 
 @pytest.fixture
-def make(dictionary):
-    """A model in which words, positions, sources and all parameters matter."""
+def make(build):
+    """make(case, **flags): a model in which words, positions, sources and all parameters matter."""
 
     def make(case, **more):
         name, flags = CASES[case]
-        flags = {**tiny_flags(name), **depths(name, flags), **flags, **more}
-        model = build_architecture(name, dictionary, **flags).eval()
-        for parameter in model.parameters():
-            parameter.copy_(0.4 * torch.randn(parameter.shape) + (0 if parameter.dim() > 1 else parameter))
-        return model
+        return shake(build(name, **{**depths(name, flags), **flags, **more}).eval(), 0.4, around=True)
 
     return make
 

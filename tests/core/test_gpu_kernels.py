@@ -12,7 +12,7 @@ import torch
 from fairseq_deep.core import gpu
 from fairseq_deep.core.aggregators import running_sums
 from fairseq_deep.core.aggregators.lstm_cell import gated_cell, lstm_cell, norm_gates
-from fairseq_deep.core.aggregators.running_sums import first_row, next_row
+from tests.helpers.aggregators import sums_of_rows
 from tests.helpers.models import make_batch
 
 DLCL = "transformer_dlcl_6l"
@@ -35,16 +35,6 @@ def ran(interpreted, monkeypatch):
         run = getattr(kernels, name)
         monkeypatch.setattr(kernels, name, lambda *args, run=run: seen.append((run.__name__, args[-2])) or run(*args))
     return seen
-
-
-def sums(entries, weights, window, norms):
-    """All sums, where h_r is an entry plus a tenth of x_{r-1}, or its norm."""
-    state = first_row(entries[0], weights.tril().triu(1 - window), window)
-    found = [state[0]]
-    for row in range(1, len(entries)):
-        state = next_row(state, row, entries[row] + found[-1] / 10, norms[row] if norms else None)
-        found.append(state[0])
-    return found
 
 
 def without_kernels(run, monkeypatch):
@@ -73,7 +63,7 @@ def test_rows_of_kernels_are_those_of_torch(size, window, shape, normed, dtype, 
     directions = [torch.randn(shape, dtype=torch.float64).to(dtype) for _ in range(size - size // 3)]
 
     def run():
-        found = sums(entries, weights, window, norms)
+        found = sums_of_rows(weights, window, entries[0], lambda row, x: entries[row] + x / 10, norms)
         return found, gradients(found[: len(directions)], [*entries, weights, *parameters], directions)
 
     ours = run()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_deep.core.aggregators import position_sums
-from fairseq_deep.core.aggregators.running_sums import first_row, next_row
+from tests.helpers.aggregators import sums_of_rows
 from tests.helpers.tensors import DOUBLE
 
 T, B, C, K = 3, 2, 12, 20
@@ -46,12 +46,8 @@ def chained(form, y_0, weights, window=100):
     """The same over a buffer."""
     if form == "positions":
         return taped(y_0, weights)
-    state, entries = first_row(y_0, masked(weights[0], window), window), [y_0]
-    sums = [state[0]]
-    for row in range(1, len(weights[0][0])):
-        entries.append(torch.tanh(sums[-1]))
-        state = next_row(state, row, entries[-1])
-        sums.append(state[0])
+    entries = [y_0]
+    sums = sums_of_rows(weights[0], window, y_0, lambda _, x: entries.append(torch.tanh(x)) or entries[-1])
     return sums, entries
 
 
@@ -132,11 +128,7 @@ def test_half_precision(dtype, groups):
     size, eps = 31, torch.finfo(dtype).eps
     weights = (masked(torch.randn(groups, size, size), size) / size).requires_grad_()
     entries = [torch.randn(T, B, C).to(dtype).requires_grad_() for _ in range(size)]
-    state = first_row(entries[0], weights, size)
-    sums = [state[0]]
-    for row in range(1, size):
-        state = next_row(state, row, entries[row])
-        sums.append(state[0])
+    sums = sums_of_rows(weights, size, entries[0], lambda row, _: entries[row])
     exact_weights = weights.detach().double().requires_grad_()
     features = exact_weights.repeat(C // groups, 1, 1)
     exact = torch.einsum("crk,ktbc->rtbc", features, torch.stack(entries).detach().double())

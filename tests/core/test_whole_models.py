@@ -14,11 +14,11 @@ from fairseq_deep.core import encoder
 from fairseq_deep.core.aggregators.lstm import GLU
 from fairseq_deep.core.attention import masks
 from fairseq_deep.core.dropout import Dropout
-from tests.helpers.decoder_attention import KINDS, STACKS, random_model
+from tests.helpers.decoder_attention import KINDS, STACKS
 from tests.helpers.methods import LANGUAGES, LSTM, METHODS, OPTIONS
 from tests.helpers.models import POSTNORM, PRENORM, TINY, make_batch
 from tests.helpers.residuals import PLACED, flags_of
-from tests.helpers.tensors import assert_same
+from tests.helpers.tensors import assert_same, shake
 from tests.reference import naive_dropout
 from tests.reference.naive_aggregators import NAMES
 from tests.reference.naive_model import PAD, scores
@@ -29,7 +29,10 @@ RATES = {"dropout": 0.5, "attention_dropout": 0.3, "activation_dropout": 0.25}
 
 @pytest.fixture
 def make(build, monkeypatch):
-    """make(arch, deviation, **flags): a narrow model with random weights, in fp64; dropout is a factor, also later."""
+    """make(arch, deviation, **flags): a narrow model with random weights, in fp64; dropout is a factor, also later.
+
+    Tables keep their start.
+    """
     fused = F.scaled_dot_product_attention
     monkeypatch.setattr(naive_dropout, "RATES", RATES)
     monkeypatch.setattr(F, "dropout", lambda x, p: (1 + p) * x)
@@ -37,7 +40,13 @@ def make(build, monkeypatch):
                         lambda *args, dropout_p, **how: (1 + dropout_p) * fused(*args, **how))  # fmt: skip
 
     def make(arch, deviation=0.5, **flags):
-        model = random_model(build, arch, deviation, **RATES, **flags)
+        model = build(arch, **RATES, **flags).double()
+        encoder, decoder = model.encoder, model.decoder
+        for part in (encoder.layers, encoder.aggregator, encoder.memory, encoder.packed, encoder.language_transform,
+                     decoder.layers, decoder.aggregator):  # fmt: skip
+            if part is not None:
+                shake(part, deviation)
+        decoder.need_attn = False  # where they are asked for, weights are of fp32
         for module in model.modules():
             if isinstance(module, Dropout):
                 module.apply_during_inference = True

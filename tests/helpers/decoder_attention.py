@@ -1,7 +1,6 @@
-"""Models with random parameters, with every --decoder-attn."""
+"""Flags of models with every --decoder-attn, and of stacks that have it."""
 
 from tests.helpers.models import POSTNORM, PRENORM
-from tests.helpers.tensors import shake
 
 # --decoder-attn, and the flags that choose it
 KINDS = {
@@ -26,15 +25,3 @@ STACKS = {
     "lstm": ("transformer_lstm_2l2l_tiny", {}),
     "rnn": ("transformer_lstm_2l2l_tiny", {"layer_agg": "rnn"}),
 }
-
-
-def random_model(build, arch, deviation=0.5, **flags):
-    """A narrow model with random parameters, in fp64; tables keep their start."""
-    model = build(arch, **flags).double()
-    encoder, decoder = model.encoder, model.decoder
-    for part in (encoder.layers, encoder.aggregator, encoder.memory, encoder.packed, encoder.language_transform,
-                 decoder.layers, decoder.aggregator):  # fmt: skip
-        if part is not None:
-            shake(part, deviation)
-    decoder.need_attn = False  # where they are asked for, weights are of fp32
-    return model
