@@ -90,6 +90,7 @@ def test_another_dictionary_of_the_same_size(stored, state, refused, build, dict
 def test_a_schedule_that_has_ended(monkeypatch):
     monkeypatch.setattr(restart, "_stock", lambda *_: None)
     flags = SimpleNamespace(model=argparse.Namespace(stack_restart_updates=10))
-    trainer = SimpleNamespace(cfg=flags, get_num_updates=lambda: 0, set_num_updates=print, get_lr=lambda: 0.0)
+    task = SimpleNamespace(state=None)
+    trainer = SimpleNamespace(task=task, cfg=flags, get_num_updates=int, set_num_updates=print, get_lr=float)
     with pytest.raises(UsageError, match="--stack-restart-updates 10: the schedule's learning rate is 0 there; lower"):
         restart.load_checkpoint(trainer, "checkpoint_last.pt")
