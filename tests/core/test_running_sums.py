@@ -1,18 +1,27 @@
 """Sums over one buffer whose entries depend on the sums: gradients in any order of use, precision, what is freed.
 
-Running sums have the same weights at all positions (``running_sums.py``, for DLCL); Triton's are in
-``test_gpu_kernels.py``. Position sums have weights of each position (``position_sums.py``, for dynamic weights).
+Running sums have the same weights at all positions (``running_sums.py``, for DLCL), in PyTorch and in Triton's kernels;
+position sums have weights of each position (``position_sums.py``, for dynamic weights).
 """
 
 import pytest
 import torch
 
+from fairseq_deep.core import gpu
 from fairseq_deep.core.aggregators import position_sums
 from tests.helpers.aggregators import sums_of_rows
 from tests.helpers.tensors import DOUBLE
 
 T, B, C, K = 3, 2, 12, 20
-each_form = pytest.mark.parametrize("form", ["running", "positions"])
+each_form = pytest.mark.parametrize("form", ["running", "positions", "kernels"])
+
+
+@pytest.fixture(autouse=True)
+def kernels(request, monkeypatch):
+    """Running sums by Triton's kernels in the interpreter, where the form says so."""
+    if request.node.callspec.params.get("form") == "kernels":
+        pytest.importorskip("triton")
+        monkeypatch.setattr(gpu, "on_cpu", True)
 
 
 def leaves(form, size=K, groups=1):

@@ -40,7 +40,7 @@ def loss_of(model, source, target, before):
     return F.cross_entropy(scores.flatten(0, 1), target.flatten())
 
 
-# branches that start small beside their residual stream: they take four times the updates of plain pre-norm, or more
+# their residual branches are small at the start, and they need at least four times the updates of plain pre-norm
 SLOW = ("b2t", "layerscale", "dense_sum")
 SAMPLE = ("dlcl", "lstm")  # papers' main methods; all others are for the night
 

@@ -1,7 +1,8 @@
 """Be a console script: ``in_fork.py SOCKET NAME WORD ...`` runs it in a fork of the process that listens there.
 
 The fork has the streams, folder and environment of this process, which hands its signals on and ends as the fork does.
-NAME may be "python3", with a file, or a program after -c. The folder PIDS, if named, is told the fork's process.
+NAME may be "python3", with a file, or a program after -c. If the environment has PIDS, a directory, the
+fork's process id is written to the file NAME.RANK there.
 """
 
 import json

@@ -91,6 +91,7 @@ HOSTILE = {
     "a folder of programs": (config(model__user_dir="/tmp/evil"), "model has the unknown setting 'user_dir'"),
     "at the top": (config(user_dir="."), "the content has the unknown setting 'user_dir'"),
     "another class of transformers": (config(model_type="bert"), "model_type must be fairseq_deep or missing"),
+    "a criterion": (config(criterion__criterion="ctc"), "has the unknown setting"),
     "a reference": (config(model__dlcl_init="${oc.env:HOME}"), "model.dlcl_init is '${oc.env:HOME}', not a short"),
     "a language elsewhere": (config(task__source_lang="../secret/x"), "source_lang is '../secret/x', not a language"),
     "a path for a model": (config(arch="../x"), "arch is '../x', not the name of a Transformer"),
@@ -140,7 +141,7 @@ def opened(action):
 
 
 def changed(whole, folder, change):
-    """A copy of the package with *change*; its sums are right, since whoever changes a file can also change its sum.
+    """A copy of the package with *change* and with valid checksums, which an attacker can also compute.
 
     A pipe has no sum, and sums may be the change.
     """
