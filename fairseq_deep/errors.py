@@ -1,6 +1,7 @@
 """The exception for invalid input, and formatting of external text for a terminal."""
 
 import difflib
+import os
 import unicodedata
 from collections.abc import Iterable
 
@@ -21,6 +22,18 @@ class UsageError(Exception):
     def one_line(self) -> str:
         """The message as fairseq's commands print it, with the package's name."""
         return f"fairseq_deep: {self.message}"
+
+
+def is_switched_off(name: str) -> bool:
+    """Return whether the environment variable *name*, which is 1 by default, is 0.
+
+    Raises:
+        UsageError: it is neither 0 nor 1
+    """
+    value = os.environ.get(name) or "1"
+    if value not in ("0", "1"):
+        raise UsageError(f"{name} is {printable(value)}; set it to 0 or 1, or unset it")
+    return value == "0"
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:

@@ -17,6 +17,7 @@ from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.steps import begin_step
 from fairseq_deep.core.residuals.branchnorm import BranchNorm
 from fairseq_deep.core.residuals.peri import PeriNorm
+from fairseq_deep.errors import UsageError
 from tests.helpers.generation import near, without_kernels
 from tests.helpers.steps import orders, steps_of_search
 
@@ -142,6 +143,12 @@ def test_one_line_says_why_there_are_no_kernels(name, value, level, says, cache,
     assert lines[0].getMessage().startswith(f"decoding uses torch's operations: {says}")
     assert name != library.SWITCH or status() == f"torch's operations ({says})"
     assert not list(cache.glob("*.so"))
+
+
+def test_a_switch_is_0_or_1(monkeypatch):
+    monkeypatch.setenv(library.SWITCH, "off")
+    with pytest.raises(UsageError, match="^FAIRSEQ_DEEP_NATIVE is off; set it to 0 or 1, or unset it$"):
+        status()
 
 
 def test_a_damaged_library_and_one_that_others_can_write_are_built_again(cache, tmp_path, monkeypatch):

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_deep.core.compat import is_compiling
-from fairseq_deep.errors import one_line
+from fairseq_deep.errors import is_switched_off, one_line
 
 logger = logging.getLogger(__name__)
 on_cpu = False
@@ -27,7 +26,7 @@ TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 @functools.cache
 def _load(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
     """Return the module of the kernels, after one has run; None, with a warning, if it does not."""
-    if os.environ.get("FAIRSEQ_DEEP_TRITON") == "0":
+    if is_switched_off("FAIRSEQ_DEEP_TRITON"):
         return None
     try:
         from . import kernels

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import torch
 
+from fairseq_deep.errors import is_switched_off
+
 from ..user_cache import user_cache
 
 logger = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ def _load() -> ctypes.CDLL:
 
 def _find() -> str | None:
     """Return the path of the library if it is built and undamaged."""
-    if os.environ.get(SWITCH) == "0":
+    if is_switched_off(SWITCH):
         raise Unavailable(f"{SWITCH} is 0", "chosen")
     folder, key = user_cache("native"), _key()
     for path in glob.glob(os.path.join(glob.escape(folder), f"{key}-*.so")):
