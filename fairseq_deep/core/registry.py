@@ -151,7 +151,7 @@ class Registry:
         return add
 
     def _check_flags(self, name: str, entry: Any) -> None:
-        """Reject flags of *entry* that already exist or that set none of its arguments.
+        """Reject flags of *entry* that already exist, and options that are none of its arguments.
 
         Subclasses of a method may share its flags.
         """
@@ -162,23 +162,18 @@ class Registry:
             entry.add_args(parser)
             parser.format_help()
         except (argparse.ArgumentError, KeyError, TypeError, ValueError) as error:
-            problem = f"{self.kind} {name}: its flags are not valid ({one_line(error)})"
-            raise UsageError(f"{problem}; correct options of {entry.__qualname__}, with %% for % in help") from error
-        prefix, taken = entry.prefix, set(self.taken()) if parser._actions else ()
-        flags = [f"{side}{prefix}_{option}".replace("-", "_") for side in ("", "encoder_", "decoder_")
-                 for option in inspect.signature(entry.__init__).parameters]  # fmt: skip
+            raise UsageError(
+                f"{self.kind} {name}: its flags are not valid ({one_line(error)}); each of the options of "
+                f"{entry.__qualname__} must be an argument of its constructor, with %% for % in help"
+            ) from error
+        taken = set(self.taken()) if parser._actions else ()
         for action in parser._actions:
-            named = sorted(action.option_strings or [action.dest], key=lambda each: each.startswith("--"))
-            flag = f"{self.kind} {name}: {named[0]}"
-            if {action.dest, *(each[2:].replace("-", "_") for each in named)}.intersection(taken):
+            [flag] = action.option_strings
+            if not {action.dest, flag[2:].replace("-", "_")}.isdisjoint(taken):
                 raise UsageError(
-                    f"{flag} is already a flag of fairseq or of another method; rename the option, or set flag_prefix "
-                    f"of {entry.__qualname__}"
+                    f"{self.kind} {name}: {flag} is already a flag of fairseq or of another method; rename the option, "
+                    f"or set flag_prefix of {entry.__qualname__}"
                 )
-            if action.dest not in flags or not named[0].startswith("--"):
-                raise UsageError(f"{flag} sets no argument of {entry.__qualname__}; call it --{prefix}-ARGUMENT")
-            if action.required or action.default:
-                raise UsageError(f"{flag} must be optional and without a default, which the constructor has")
 
     def knows(self, entry: Any) -> bool:
         """Return whether the class *entry* is registered."""

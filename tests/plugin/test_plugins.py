@@ -8,6 +8,7 @@ import pytest
 
 from fairseq_deep.cli import main
 from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
+from fairseq_deep.core.fields import Option
 from fairseq_deep.core.registry import PLUGINS, UsageError, load_plugins
 from fairseq_deep.plugin.models.hydra import known_flags
 from fairseq_deep.runtime.packaged.config import model_settings
@@ -75,36 +76,25 @@ def test_a_broken_plugin_is_reported_and_the_rest_works(install, caplog):
     assert (check.state, check.reason) == ("FAIL", "page (my-methods): broken")
 
 
-TAKEN, SETS_NOTHING = "is already a flag", "sets no argument of Toy"
+TAKEN = "is already a flag of fairseq or of another method; rename"
 
 
-@pytest.mark.parametrize("name, words, settings, said", [
-    ("ema", "--ema-decay", {}, f"--layer-agg ema: --ema-decay {TAKEN} of fairseq or of another method; rename"),
-    ("label", "--label-decay", {}, ""),
-    ("label", "--label-smoothing", {}, TAKEN),  # of a criterion
-    ("dlcl-window", "--dlcl-window", {}, TAKEN),
-    ("adam", "--adam-eps", {}, TAKEN),
-    ("toy", "--my-decay", {}, f"--my-decay {SETS_NOTHING}; call it --toy-ARGUMENT"),
-    ("toy", "--toy-weight", {}, f"--toy-weight {SETS_NOTHING}"),
-    ("toy", "--encoder-toy-decay", {}, ""),
-    ("toy", "--toy-decay -s", {}, f"--layer-agg toy: -s {SETS_NOTHING}"),
-    ("toy", "decay", {}, f"--layer-agg toy: decay {SETS_NOTHING}"),
-    ("Toy", "--Toy-decay", {}, "--layer-agg 'Toy': use lower-case letters, digits and hyphens as a name"),
-    ("toy", "--toy-decay", {"help": "50 % off"}, "--layer-agg toy: its flags are not valid ("),
-    ("toy", "--toy-decay", {"default": 0.1}, "--toy-decay must be optional and"),
-    ("toy", "--toy-decay", {"required": True}, "--toy-decay must be optional"),
-    ("toy", "--toy-decay", {"kind": float}, "its flags are not valid ("),
+@pytest.mark.parametrize("name, option, text, said", [
+    ("ema", "decay", "x", f"--layer-agg ema: --ema-decay {TAKEN}"),
+    ("label", "decay", "x", ""),
+    ("label", "smoothing", "x", TAKEN),  # of a criterion
+    ("toy", "weight", "x", "--layer-agg toy: its flags are not valid ('weight'); each of the options of Toy must be"),
+    ("Toy", "decay", "x", "--layer-agg 'Toy': use lower-case letters, digits and hyphens as a name"),
+    ("toy", "decay", "50 % off", "--layer-agg toy: its flags are not valid ("),
 ])  # fmt: skip
-def test_flags_of_a_method_are_checked_when_it_is_registered(monkeypatch, name, words, settings, said):
+def test_flags_of_a_method_are_checked_when_it_is_registered(monkeypatch, name, option, text, said):
     monkeypatch.setattr(AGGREGATORS, "_entries", dict(AGGREGATORS._entries))
 
     class Toy(Aggregator):
-        def __init__(self, stack, decay=0.1):
-            super().__init__(stack)
+        options = {option: Option(text)}
 
-        @staticmethod
-        def add_args(parser):
-            parser.add_argument(*words.split(), **{"type": float, **settings})
+        def __init__(self, stack, decay: float = 0.1, smoothing: float = 0.1):
+            super().__init__(stack)
 
     Toy.__qualname__ = "Toy"
     if not said:
