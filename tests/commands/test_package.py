@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import zipfile
 
 import pytest
@@ -18,9 +17,8 @@ from fairseq_deep import cli
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.runtime import Translator, find_bundle
 from fairseq_deep.tools.card import make_card
-from tests.helpers.commands import PACKAGE, run, train_command
+from tests.helpers.commands import PACKAGE, WITHOUT_FAIRSEQ, run, train_command
 from tests.helpers.exports import write_model
-from tests.helpers.paths import ALONE
 from tests.helpers.tools import EMPTY, GENERATE
 
 SEARCH = {"beam": 3, "lenpen": 0.8, "max_len_a": 1.0, "max_len_b": 50, "nbest": 3, "cpu": True}
@@ -60,10 +58,9 @@ def raw_lines(exp):
     return (exp / "text/raw/test.en").read_text().splitlines()
 
 
-def alone(*words, **options):
+def alone(*words):
     """fairseq-deep where fairseq cannot be imported."""
-    words = [sys.executable, ALONE, "deep", *words]
-    return subprocess.run(words, capture_output=True, text=True, timeout=300, **options)
+    return run("fairseq-deep", *words, prepare=WITHOUT_FAIRSEQ, check=False)
 
 
 def test_all_programs_give_what_the_checkpoint_gives(pair):
@@ -94,13 +91,12 @@ def test_the_tools_where_fairseq_is_missing(pair, tmp_path):
     need = [["translate", checkpoint, "--data", package], ["package", checkpoint, "--output", tmp_path / "made"],
             ["export", checkpoint, "--output", tmp_path / "out.pt"], ["archs"], ["flags"],
             ["diagnose", "transformer_dlcl_2l2l_tiny", "--data", package]]  # fmt: skip
-    done = alone(input=json.dumps([*work, *need], default=str))
-    assert done.returncode == 0, done.stderr
-    ends = json.loads(done.stdout)
-    assert [status for status, *_ in ends[:3]] == [0, 0, 0] and "--licence" in ends[2][1]
-    for (name, *_), (status, told, errors) in zip(need, ends[3:], strict=True):
-        assert status == 2 and told == "" and errors.count("\n") == 1, (name, errors)
-        assert "requires fairseq" in errors and errors.startswith(f"fairseq-deep {name}: "), errors
+    for words in work:
+        assert alone(*words).returncode == 0, words
+    for words in need:
+        done = alone(*words)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.text
+        assert "requires fairseq" in done.stderr and done.stderr.startswith(f"fairseq-deep {words[0]}: "), done.stderr
     assert not list(tmp_path.iterdir())
 
 

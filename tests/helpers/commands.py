@@ -60,8 +60,9 @@ def run_together(command, prepare, processes):
     return subprocess.CompletedProcess(command, status, out, err)
 
 
-WITHOUT_PLUGIN = ["sys:modules.__setitem__", "fairseq_deep", None]
-"""For *prepare* of `run`: the process cannot import this package."""
+# for *prepare* of `run`: what the process cannot import
+WITHOUT_PLUGIN = ("tests.helpers.forkserver:block", "fairseq_deep")
+WITHOUT_FAIRSEQ = ("tests.helpers.forkserver:block", "fairseq", "omegaconf", "hydra")
 
 
 def write_pairs(path, count, rng, leave_out=(), longest=8):

@@ -20,14 +20,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from importlib.metadata import entry_points
 from pathlib import Path
 
 BIN, ROOT = Path(sys.executable).parent, Path(__file__).resolve().parents[2]
-SCRIPTS = {script.name: script.value for script in entry_points(group="console_scripts")
-           if script.name.startswith("fairseq-") or script.name == "torchrun"}  # fmt: skip
-PROGRAMS = [place.split(":")[0] for place in SCRIPTS.values() if place.startswith("fairseq_cli")]
-EARLY = [*PROGRAMS, "torch._dynamo"]
+SCRIPTS = [*(path.name for path in BIN.glob("fairseq-*")), "torchrun"]
+PROGRAMS = [f"fairseq_cli.{name[8:].replace('-', '_')}" for name in SCRIPTS if name not in ("fairseq-deep", "torchrun")]
 
 
 @functools.cache
@@ -95,18 +92,25 @@ def work(job, streams):
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["environment"])
-    name = os.path.basename(job["words"][0])
-    sys.argv = [str(BIN / name), *job["words"][1:]]
-    sys.path[0] = str(BIN)
+    path, *words = job["words"]
+    name = os.path.basename(path)
+    path = words.pop(0) if name == "python3" else str(BIN / name)
+    sys.path[:1] = [os.path.dirname(path), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     prepare = json.loads(os.environ.pop("PREPARE", "null"))
     if prepare:
-        sys.path.insert(1, str(ROOT))
+        sys.path.insert(0, str(ROOT))
         pkgutil.resolve_name(prepare[0])(*prepare[1:])
-        del sys.path[1]
+        del sys.path[0]
     if name == "fairseq-generate":  # its own set-up comes too late: some of its tasks have one
         logging.basicConfig(level=logging.INFO)
+    code = None
     try:
-        code = run_python() if name == "python3" else pkgutil.resolve_name(SCRIPTS[name])()
+        if path == "-c":
+            sys.argv = ["-c", *words[1:]]
+            exec(compile(words[0], "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            sys.argv = [path, *words]
+            runpy.run_path(path, run_name="__main__")
     except SystemExit as end:
         code = end.code
     except Exception:
@@ -122,14 +126,11 @@ def work(job, streams):
     os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def run_python():
-    """A file, or the program after -c, as an interpreter runs it."""
-    del sys.argv[0]
-    sys.path[0] = os.path.dirname(sys.argv[0])
-    if sys.argv[0] == "-c":
-        exec(compile(sys.argv.pop(1), "<string>", "exec"), {"__name__": "__main__"})
-    else:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+def block(*packages):
+    """Let imports of these packages fail, as if they were missing."""
+    for name in {*packages, *sys.modules}:
+        if name.partition(".")[0] in packages:
+            sys.modules[name] = None
 
 
 def read_command_line():
@@ -143,7 +144,7 @@ def read_command_line():
 
 def main(listener, *modules):
     sys.path.insert(0, str(ROOT))
-    for module in (*EARLY, *modules):
+    for module in (*PROGRAMS, "torch._dynamo", *modules):
         importlib.import_module(module)
     del sys.path[0]
     read_command_line()

@@ -3,8 +3,8 @@
 import json
 import os
 import random
+import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,9 +19,10 @@ from fairseq_deep.runtime.translator import Translation
 from fairseq_deep.serving.batching import Batcher, Pair
 from fairseq_deep.serving.messages import Limits
 from fairseq_deep.serving.service import Service
+from tests.helpers.commands import WITHOUT_FAIRSEQ
 from tests.helpers.exports import write_model
+from tests.helpers.forkserver import in_fork
 from tests.helpers.models import make_dictionary
-from tests.helpers.paths import ALONE
 
 EN, DE = Pair("en", "de"), Pair("de", "en")
 GOOD = {"q": "w1", "source": "en", "target": "de"}
@@ -93,14 +94,14 @@ def ask(client, q, source="en", target="de", **more):
 
 
 class ServerProcess:
-    """``fairseq-deep serve`` in a process of its own, with *words*."""
+    """``fairseq-deep serve`` with *words* in a process of its own, which cannot import fairseq."""
 
-    def __init__(self, *words, head=10.0, body=10.0):
-        command = [sys.executable, ALONE, "serve", head, body, *words, "--port", 0, "--cpu"]
+    def __init__(self, *words):
+        command = in_fork([*map(str, ("fairseq-deep", "serve", *words, "--port", 0, "--cpu"))])
         self.log = Path(tempfile.mkstemp()[1])
         with open(self.log, "w") as stream:
-            env = {**os.environ, "OMP_NUM_THREADS": "1"}
-            self.process = subprocess.Popen([*map(str, command)], stderr=stream, env=env)
+            env = {**os.environ, "PREPARE": json.dumps(WITHOUT_FAIRSEQ)}
+            self.process = subprocess.Popen(command, stderr=stream, env=env)
         while not self.events and self.process.poll() is None:
             time.sleep(0.05)
         assert self.events[0].get("event") == "ready", self.events
@@ -123,8 +124,7 @@ class ServerProcess:
 
     def __exit__(self, *_):
         if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+            self.stop(signal.SIGTERM)
         self.log.unlink()
 
 

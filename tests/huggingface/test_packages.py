@@ -5,8 +5,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -23,9 +21,9 @@ from fairseq_deep.huggingface import (  # noqa: E402
 )
 from fairseq_deep.runtime import Translator  # noqa: E402
 from fairseq_deep.runtime.packaged.folder import find_problems, write_sums  # noqa: E402
+from tests.helpers.commands import WITHOUT_FAIRSEQ, run  # noqa: E402
 from tests.helpers.huggingface import make_model  # noqa: E402
 from tests.helpers.methods import PRENORM  # noqa: E402
-from tests.helpers.paths import ALONE  # noqa: E402
 
 AUTO = (transformers.AutoConfig, transformers.AutoTokenizer, transformers.AutoModelForSeq2SeqLM)
 ODD = ["", " ", "Old  not-see's (green) & <unk> </s> <s> <pad> \u00fc\u4f60", "&lt; @-@ a@@ b|", "x" * 40]
@@ -262,8 +260,17 @@ def test_an_untrained_model_from_a_configuration(package, loaded, tmp_path):
         transformers.AutoModelForSeq2SeqLM.from_config(config)
 
 
+PROGRAM = """
+import sys
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+import fairseq_deep  # registers its classes, for the Auto classes are imported
+folder, *lines = sys.argv[1:]
+tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
+found = model.generate(**tokenizer(lines, padding=True, return_tensors="pt"))
+print("\\n".join(tokenizer.batch_decode(found, skip_special_tokens=True)))
+"""
+
+
 def test_it_works_without_fairseq_and_after_importing_the_package(loaded, package, lines):
-    command = [sys.executable, ALONE, "huggingface", package, *lines[:3]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run("python3", "-c", PROGRAM, package, *lines[:3], prepare=WITHOUT_FAIRSEQ)
     assert done.stdout.splitlines() == translate(*loaded[1:], lines[:3])

@@ -1,7 +1,6 @@
 """A method in a package of one's own: the example of CONTRIBUTING.md, installed as its entry point says."""
 
 import re
-import subprocess
 import sys
 
 import pytest
@@ -13,8 +12,8 @@ from fairseq_deep.core.registry import PLUGINS, UsageError, load_plugins
 from fairseq_deep.plugin.models.hydra import known_flags
 from fairseq_deep.runtime.packaged.config import model_settings
 from fairseq_deep.tools import doctor
-from tests.helpers.commands import run, train_command
-from tests.helpers.paths import ALONE, ROOT
+from tests.helpers.commands import WITHOUT_FAIRSEQ, run, train_command
+from tests.helpers.paths import ROOT
 
 
 @pytest.fixture
@@ -64,9 +63,8 @@ def test_all_commands_know_a_method_of_an_installed_package(install, small, tmp_
     assert "--page-weight" in told and re.search(r"plugins +ok +page \(my-methods\)", told)
     assert "unusual  cannot build" not in told
     translation = told.splitlines()[-1]
-    alone = [sys.executable, ALONE, "deep", "translate", package, "--input", line, "--cpu"]
-    done = subprocess.run(alone, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, translation, "")
+    done = run("fairseq-deep", "translate", package, "--input", line, "--cpu", prepare=WITHOUT_FAIRSEQ)
+    assert (done.stdout.strip(), done.stderr) == (translation, "")
 
 
 def test_a_broken_plugin_is_reported_and_the_rest_works(install, caplog):
