@@ -1,5 +1,6 @@
 """fairseq-deep check: what is in a file, told without running code of it."""
 
+import argparse
 import io
 import os
 import struct
@@ -9,8 +10,11 @@ import zipfile
 import pytest
 import torch
 from fairseq import safe_load
+from fairseq.tasks.translation import TranslationConfig
+from omegaconf import OmegaConf
+from omegaconf.nodes import AnyNode
 
-from tests.helpers.hostile import HOSTILE, Call, archive, member
+from tests.helpers.hostile import Call, archive, checkpoint, member
 from tests.helpers.paths import STOCK
 
 
@@ -91,8 +95,30 @@ def model(**weights):
 REJECTED, CONTRADICTS = "a setting that is rejected: ", "cannot build a model with its settings: "
 FILES = {"model": {"arch": "x"}, "bpe": {"_name": "subword_nmt", "bpe_codes": "http://x\n\x1b[2J/\ud800"},
          "checkpoint": {"restore_file": "checkpoint_last.pt", "save_dir": "x"}}  # fmt: skip
+LOOP = {"_name": "translation"}
+LOOP["self"] = LOOP
+SETTINGS = [
+    (checkpoint(task="speech_unit_modeling"), "task = speech_unit_modeling"),
+    (checkpoint(task__dataset_impl="fasta"), "dataset_impl = fasta"),
+    (checkpoint(task__dataset_impl=OmegaConf.create({"_name": "fasta"})), "dataset_impl = fasta"),
+    (checkpoint(task__data="${oc.env:SECRET}"), "data = ${oc.env:SECRET}"),
+    (checkpoint(task__data=AnyNode("${oc.env:SECRET}")), "data = ${oc.env:SECRET}"),
+    (checkpoint(task__data="${model.data}"), "data = ${model.data}"),
+    (checkpoint(task__lang_pairs=["a-b", "a-x/../../c"]), "lang_pairs = a-x/../../c"),
+    (checkpoint(task__mono_langs="a,/tmp"), "mono_langs = a,/tmp"),
+    (checkpoint(task="${task.data}"), "task = ${task.data}"),
+    (checkpoint(criterion="ctc"), "criterion = ctc"),
+    (checkpoint(task__data="fasta", task__dataset_impl="fasta"), "dataset_impl = fasta"),
+    (checkpoint(tokenizer=3), "tokenizer = 3"),
+    (checkpoint(common__self=LOOP, task="hubert_pretraining"), "task = hubert_pretraining"),
+    ({"cfg": OmegaConf.create({"task": {"x": "${oc.env:SECRET}"}})}, "x = ${oc.env:SECRET}"),
+    ({"cfg": {"task": TranslationConfig(data="${oc.env:A}")}}, "data = ${oc.env:A}"),
+    ({"args": argparse.Namespace(task="text_to_speech", arch="transformer")}, "task = text_to_speech"),
+    ({"args": argparse.Namespace(dataset_impl="fasta"), "cfg": None}, "dataset_impl = fasta"),
+]
 UNUSUAL = [
-    *((content, REJECTED + named) for content, named in HOSTILE if "tensor" not in named),  # only its place is known
+    *((content, REJECTED + named) for content, named in SETTINGS),
+    ({"cfg": torch.zeros(0)}, f"{REJECTED}settings = "),
     ({"cfg": nested(240)}, f"{REJECTED}more than 50 levels of containers"),
     ({"cfg": {"task": 10**5000}}, "contains pickle instruction 139, which could run code"),
     ({"cfg": {"model": {"encoder_attention_heads": 0}}}, f"{REJECTED}encoder_attention_heads = 0"),
@@ -120,15 +146,19 @@ UNUSUAL = [
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "pickle"])
 @pytest.mark.parametrize("parts, finding", [pytest.param(*row, id=row[1][:60]) for row in UNUSUAL])
-def test_what_is_unusual_in_a_checkpoint(check, tmp_path, parts, finding, zipped):
-    """Settings that loading rejects are rejected here."""
+def test_what_is_unusual_in_a_checkpoint(check, tmp_path, parts, finding, zipped, monkeypatch):
+    """Settings that are rejected here are rejected when it is loaded, unless the user trusts its source."""
     whole = {"model": {"w": torch.ones(1)}} if "cfg" in parts or "args" in parts else state()
     torch.save({**whole, **parts}, tmp_path / "c.pt", _use_new_zipfile_serialization=zipped)
     code, _, unusual, _ = check(tmp_path / "c.pt")
     assert code == 1 and len(unusual) == 1 and unusual[0].startswith(finding)
     if finding.startswith(REJECTED):
-        with pytest.raises(safe_load.CheckpointError, match="rejected, because"):
+        with pytest.raises(safe_load.CheckpointError, match="c.pt: rejected, because") as refusal:
             safe_load.load(str(tmp_path / "c.pt"))
+        message = str(refusal.value)
+        assert finding.removeprefix(REJECTED) in message and safe_load.OPT_OUT in message and "\n" not in message
+        monkeypatch.setenv(safe_load.OPT_OUT, "1")
+        safe_load.load(str(tmp_path / "c.pt"))
 
 
 def test_weights_without_values_and_what_is_no_dictionary(check, tmp_path):

@@ -1,15 +1,11 @@
-"""Files from strangers: what hides a call, archives of any content, settings that are off the list."""
+"""Files from strangers: what hides a call, archives of any content, settings of checkpoints."""
 
-import argparse
 import contextlib
 import io
 import sys
 import tarfile
 
 import torch
-from fairseq.tasks.translation import TranslationConfig
-from omegaconf import OmegaConf
-from omegaconf.nodes import AnyNode
 
 import fairseq_deep  # noqa: F401 (registers its task)
 
@@ -78,31 +74,3 @@ def seen():
         yield SEEN[-1]
     finally:
         SEEN.pop()
-
-
-def loop():
-    content = {"_name": "translation"}
-    content["self"] = content
-    return content
-
-
-HOSTILE = [
-    (checkpoint(task="speech_unit_modeling"), "task = speech_unit_modeling"),
-    (checkpoint(task__dataset_impl="fasta"), "dataset_impl = fasta"),
-    (checkpoint(task__dataset_impl=OmegaConf.create({"_name": "fasta"})), "dataset_impl = fasta"),
-    (checkpoint(task__data="${oc.env:SECRET}"), "data = ${oc.env:SECRET}"),
-    (checkpoint(task__data=AnyNode("${oc.env:SECRET}")), "data = ${oc.env:SECRET}"),
-    (checkpoint(task__data="${model.data}"), "data = ${model.data}"),
-    (checkpoint(task__lang_pairs=["a-b", "a-x/../../c"]), "lang_pairs = a-x/../../c"),
-    (checkpoint(task__mono_langs="a,/tmp"), "mono_langs = a,/tmp"),
-    (checkpoint(task="${task.data}"), "task = ${task.data}"),
-    (checkpoint(criterion="ctc"), "criterion = ctc"),
-    (checkpoint(task__data="fasta", task__dataset_impl="fasta"), "dataset_impl = fasta"),
-    (checkpoint(tokenizer=3), "tokenizer = 3"),
-    ({"cfg": torch.zeros(0)}, "settings = tensor([])"),
-    (checkpoint(common__self=loop(), task="hubert_pretraining"), "task = hubert_pretraining"),
-    ({"cfg": OmegaConf.create({"task": {"x": "${oc.env:SECRET}"}})}, "x = ${oc.env:SECRET}"),
-    ({"cfg": {"task": TranslationConfig(data="${oc.env:A}")}}, "data = ${oc.env:A}"),
-    ({"args": argparse.Namespace(task="text_to_speech", arch="transformer")}, "task = text_to_speech"),
-    ({"args": argparse.Namespace(dataset_impl="fasta"), "cfg": None}, "dataset_impl = fasta"),
-]

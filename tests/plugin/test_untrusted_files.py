@@ -33,7 +33,7 @@ from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
 
 import fairseq_deep  # noqa: F401 (registers its task)
-from tests.helpers.hostile import HOSTILE, archive, checkpoint, everything, member, seen, write_dictionaries
+from tests.helpers.hostile import archive, checkpoint, everything, member, seen, write_dictionaries
 from tests.helpers.paths import STOCK
 
 OUTSIDE = Path(tempfile.gettempdir(), f"fairseq_deep-{uuid.uuid4()}")
@@ -98,20 +98,6 @@ def test_fasta_is_indexed_as_it_is_read_and_its_name_reaches_no_shell(tmp_path, 
     assert [dataset[index] for index in range(len(dataset))] == [(">one", "ACDEF"), (">two x", ""), (">three", "GHIKL")]
     assert dataset.sizes.tolist() == [5, 0, 5] and dataset.sizes.dtype == np.int64
     assert not Path("MARK").exists() and [event for event in events if event.startswith("<")] == []
-
-
-@pytest.mark.parametrize("state, named", HOSTILE, ids=[named for _, named in HOSTILE])
-def test_settings_off_the_list_are_refused(state, named, tmp_path, monkeypatch):
-    monkeypatch.delenv(safe_load.OPT_OUT, raising=False)
-    path = tmp_path / "c.pt"
-    torch.save(state, path)
-    with pytest.raises(safe_load.CheckpointError) as refusal:
-        safe_load.load(str(path))
-    message = str(refusal.value)
-    assert message.startswith(f"{path}: rejected") and named in message and safe_load.OPT_OUT in message
-    assert "\n" not in message
-    monkeypatch.setenv(safe_load.OPT_OUT, "1")
-    safe_load.load(str(path))
 
 
 @pytest.fixture
