@@ -69,22 +69,6 @@ def fairseq_transformer(dictionary, norm="postnorm", kind=TransformerModel, **fl
     return kind.build_model(args, task_of(dictionary))
 
 
-def save_trained(path, build, dictionary, name, **flags):
-    """A model of an architecture whose weights differ from those of a new model, and its checkpoint at *path*.
-
-    Args:
-        name: the architecture without "transformer_", or "transformer" for fairseq's
-    """
-    arch = "transformer" if name == "transformer" else f"transformer_{name}"
-    flags = {**tiny_flags("transformer_prenorm_6l" if arch == name else arch), **flags}
-    model = fairseq_transformer(dictionary, **flags) if arch == name else build(arch, **flags)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    torch.save({"args": argparse.Namespace(arch=arch, **flags), "model": model.state_dict()}, path)
-    return model.eval(), path
-
-
 def full_size(name, entries, **flags):
     """The architecture *name*, as wide as it is, with a vocabulary of that size; its weights are not initialised."""
     with skip_initialisation():

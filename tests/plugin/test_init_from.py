@@ -1,20 +1,25 @@
-"""``--init-from``: what a new model takes from a trained one, and training runs that begin with it.
+"""``--init-from``: what a new model takes from a trained one, training runs that begin with it, and what is refused."""
 
-Errors are in ``tests/errors/test_init_from.py``.
-"""
-
+import argparse
 import logging
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.models.dictionaries import sums
 from fairseq_deep.plugin.models.init_from import repeated_layers
+from fairseq_deep.plugin.training import restart
+from tests.errors import assert_says, read_model, rows
 from tests.helpers.commands import PACKAGE, entries, hypotheses, losses, run, saved, train_command
 from tests.helpers.flags import parse
-from tests.helpers.models import make_batch, save_trained
+from tests.helpers.models import fairseq_transformer, make_batch, make_dictionary, task_of, tiny_flags
+
+PRE = "prenorm_6l"
+TWO_ONE = {"encoder_layers": 2, "decoder_layers": 1}
 
 
 @pytest.mark.parametrize("order, old, new, layers", [
@@ -29,8 +34,23 @@ def test_whole_stacks_are_repeated_and_then_the_top_or_layers_are_interleaved(or
 
 @pytest.fixture
 def trained(tmp_path, build, dictionary):
-    """trained(name, **flags): a model whose weights differ from those of a new model, and its checkpoint."""
-    return lambda name, **flags: save_trained(tmp_path / "old.pt", build, dictionary, name, **flags)
+    """trained(name, **flags): a model whose weights differ from those of a new model, and its checkpoint old.pt.
+
+    *name* is that of the architecture without "transformer_", or "transformer" for fairseq's.
+    """
+
+    def make(name, **flags):
+        arch = "transformer" if name == "transformer" else f"transformer_{name}"
+        flags = {**tiny_flags("transformer_prenorm_6l" if arch == name else arch), **flags}
+        model = fairseq_transformer(dictionary, **flags) if arch == name else build(arch, **flags)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        path = tmp_path / "old.pt"
+        torch.save({"args": argparse.Namespace(arch=arch, **flags), "model": model.state_dict()}, path)
+        return model.eval(), path
+
+    return make
 
 
 def output(model, dictionary):
@@ -195,3 +215,82 @@ def test_a_deeper_model_may_start_at_the_peak_of_the_schedule(data, stock, tmp_p
     start, rest = train("parts", 6), train("parts", 8)
     assert {**start[1], **rest[1]} == whole and {**start[2], **rest[2]} == trained and list(rest[1]) == [7, 8]
     assert "training starts at" not in rest[0]
+
+
+@pytest.fixture
+def refused(build):
+    """refused(path, arch, **flags): the message after the name of the file, without a line break."""
+
+    def message(path, arch=PRE, **flags):
+        with pytest.raises(UsageError) as error:
+            build(f"transformer_{arch}", init_from=str(path), **{**TWO_ONE, **flags})
+        text = str(error.value)
+        assert text.startswith(f"--init-from {path}: ") and "\n" not in text
+        return text.removeprefix(f"--init-from {path}: ")
+
+    return message
+
+
+@pytest.mark.parametrize("before, models, said", rows("init_from"))
+def test_a_model_that_does_not_fit(before, models, said, refused, trained):
+    (old, theirs), (new, ours) = map(read_model, models.split("|"))
+    _, path = trained(old, **{**TWO_ONE, **theirs})
+    assert_says(refused(path, new, **ours), said)
+
+
+@pytest.fixture
+def state(trained):
+    """A checkpoint, in the file old.pt."""
+    return torch.load(trained(PRE, **TWO_ONE)[1], weights_only=False)
+
+
+FILES = [
+    *(({"args": setting}, "cannot build a model with its settings")
+      for setting in ({"encoder_layers": "x"}, {"layer_agg": "new"}, {"max_source_positions": -1})),
+    ({"args": {"arch": "fconv"}}, "cannot build a model with its settings ("),
+    ({"model": None}, "not a fairseq"),
+    ({"weights": {"encoder.embed_tokens.weight": torch.zeros(39, 16)}},
+     "its vocabulary has 39 entries (source), the data's 40: binarise"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change, words", FILES, ids=str)
+def test_a_file_of_another_kind(change, words, state, refused, tmp_path):
+    vars(state["args"]).update(change.get("args", {}))
+    state["model"].update(change.get("weights", {}))
+    torch.save({**state, **{key: None for key in change if key == "model"}}, tmp_path / "old.pt")
+    assert refused(tmp_path / "old.pt").startswith(words)
+    (tmp_path / "old.pt").write_text("no checkpoint")
+    assert refused(tmp_path / "old.pt").startswith("cannot load it ")
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["in the checkpoint", "next to it"])
+def test_another_dictionary_of_the_same_size(stored, state, refused, build, dictionary, tmp_path, caplog):
+    """The hashes are in the checkpoint, or the files are next to it; its data are not opened."""
+    state = {"model": state["model"], "cfg": {"model": state["args"], "task": {"data": str(tmp_path / "data")}}}
+    state["cfg"]["task"].update(source_lang="src", target_lang="tgt")
+    path, other = tmp_path / "old.pt", make_dictionary(len(dictionary), prefix="v")
+
+    def store(target):
+        if stored:
+            state["task_state"] = {"dictionaries": sums(task_of(dictionary, target))}
+        for language, words in () if stored else (("src", dictionary), ("tgt", target)):
+            words.save(str(tmp_path / f"dict.{language}.txt"))
+        torch.save(state, path)
+
+    store(dictionary)
+    with caplog.at_level("INFO"):
+        build(f"transformer_{PRE}", init_from=str(path), **TWO_ONE)
+    assert "not copied: none" in caplog.text and "dictionaries" not in caplog.text
+    store(other)
+    assert refused(path).startswith("it was trained with another target dictionary (40 entries, sum ")
+    build(f"transformer_{PRE}", init_from=str(path), allow_other_dictionary=True, **TWO_ONE)
+
+
+def test_a_schedule_that_has_ended(monkeypatch):
+    monkeypatch.setattr(restart, "_stock", lambda *_: None)
+    flags = SimpleNamespace(model=argparse.Namespace(stack_restart_updates=10))
+    task = SimpleNamespace(state=None)
+    trainer = SimpleNamespace(task=task, cfg=flags, get_num_updates=int, set_num_updates=print, get_lr=float)
+    with pytest.raises(UsageError, match="--stack-restart-updates 10: the schedule's learning rate is 0 there; lower"):
+        restart.load_checkpoint(trainer, "checkpoint_last.pt")
