@@ -104,17 +104,3 @@ def test_half_precision_trains_like_fp32(arch, updates, flags, data, tmp_path):
         for more in ((), ("--memory-efficient-fp16",), ("--bf16",))
     )
     assert [*exact] == [*range(1, updates + 1)] and all(found == pytest.approx(exact, abs=0.05) for found in reduced)
-
-
-def test_learning_rates_of_layers_follow_the_depth(small, tmp_path):
-    """With depth-muP, a = 1/2: layers of m = 2 have 0.71 of the rate, and the rest has all of it."""
-    common = ["--residual", "completep", "--completep-alpha", "0.5", "--max-update", "1", "--lr", "1e-2", *FUSED_ADAM,
-              "--clip-norm", "1.0", *EXACT, "--lr-scheduler", "fixed", "--adam-eps", "1e-12"]  # fmt: skip
-    moved = []
-    for name, flags in (("all", []), ("scaled", ["--completep-rates"])):
-        run(*train_command(small, tmp_path / name, *common, *flags, arch="transformer_prenorm_2l2l_tiny"))
-        moved.append(saved(tmp_path / name)["model"])
-    for norm, rate in (("encoder.layers.1.final_layer_norm", 0.5**0.5), ("decoder.layer_norm", 1.0)):
-        full, scaled = (state[f"{norm}.bias"] for state in moved)  # from 0, by the rate in one update
-        torch.testing.assert_close(scaled, rate * full, rtol=1e-5, atol=1e-6)
-        assert full.abs().max() > 1e-3
