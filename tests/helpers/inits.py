@@ -1,6 +1,6 @@
-"""Initialisations: the cases of each, whose values are in ``tests/snapshots/initial.txt``; what is drawn."""
+"""Initialisations: the cases of each, whose values are in ``tests/snapshots/initial.txt``, and how they are found."""
 
-import contextlib
+import math
 from unittest import mock
 
 import torch
@@ -43,44 +43,33 @@ CASES = named(
 )  # fmt: skip
 
 
-class Draws(contextlib.ExitStack):
-    """Notes what is drawn within it: "uniform" with its bound, or "normal" with its standard deviation."""
+def alternate(tensor, first, second):
+    """Two values in turn."""
+    return tensor.copy_(torch.where(torch.arange(tensor.numel()).view(tensor.shape) % 2 == 0, first, second))
 
-    def __enter__(self):
-        self.found = {}  # by address; tensors are kept, so that no address is used twice
-        for name in ("uniform_", "normal_"):
-            draw = getattr(torch.Tensor, name)
-            noted = lambda tensor, *args, draw=draw, **options: self.note(draw, tensor, *args, **options)  # noqa: E731
-            self.enter_context(mock.patch.object(torch.Tensor, name, noted))
-        return super().__enter__()
 
-    def note(self, draw, tensor, low=0.0, size=1.0, **options):
-        for address in self.within(tensor):
-            del self.found[address]
-        self.found[tensor.data_ptr()] = (draw.__name__[:-1], size), tensor
-        return draw(tensor, low, size, **options)
-
-    def within(self, tensor):
-        start = tensor.data_ptr()
-        return [address for address in self.found if start <= address < start + tensor.nbytes]
-
-    def of(self, parameter):
-        """What all entries of *parameter* have been drawn from, or the few values that it has."""
-        values, drawn = parameter.detach().unique(), [self.found[address] for address in self.within(parameter)]
-        largest, kinds = values.abs().max(), {draw for draw, _ in drawn}
-        covered = sum(part.numel() for _, part in drawn) == parameter.numel() < 2 * len(values)
-        if covered and all(0 < largest <= size * (1 + 1e-6 if name == "uniform" else 6) for name, size in kinds):
-            ((distribution, size),) = kinds
-            assert len(values) < 64 or largest > size / 2, "scaled after it was drawn"
-            return distribution, size
-        assert len(values) <= 8, "neither drawn nor constant"
-        return (*values.tolist(),)
+def start_of(parameter):
+    """The distribution of *parameter*, with its bound or its standard deviation; or the few values that it has."""
+    values = parameter.detach().unique()
+    assert len(values) <= 8, "neither drawn nor constant"
+    drawn = values[values != 0].tolist()  # vectors of padding are 0
+    for name, ratio in (("uniform", 1), ("normal", 3)):
+        if len(drawn) == 2 and math.isclose(drawn[0], -ratio * drawn[1], rel_tol=1e-6):
+            return name, drawn[1]
+    return (*values.tolist(),)
 
 
 def initial_values(make):
-    """The model that *make* builds, and the initial values of each parameter by name."""
-    with Draws() as draws:
+    """The model that *make* builds, and the initial values of each parameter by name.
+
+    In place of a draw, entries are its bounds, or one standard deviation above and three below the mean.
+    """
+    with mock.patch.multiple(
+        torch.Tensor,
+        uniform_=lambda tensor, low=0.0, high=1.0, **_: alternate(tensor, low, high),
+        normal_=lambda tensor, mean=0.0, std=1.0, **_: alternate(tensor, mean + std, mean - 3 * std),
+    ):
         model = make()
     tables = [part for part in model.modules() if isinstance(part, torch.nn.Embedding) and part.padding_idx is not None]
     assert not any(table.weight[table.padding_idx].any() for table in tables), "vectors of padding are 0"
-    return model, {name: draws.of(parameter) for name, parameter in model.named_parameters()}
+    return model, {name: start_of(parameter) for name, parameter in model.named_parameters()}
