@@ -14,11 +14,10 @@ from fairseq_deep.core.attention.luna_causal import LunaCausalAttention
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 from tests.helpers.decoder_attention import KINDS, LUNA
-from tests.helpers.equations import projections
 from tests.helpers.models import POSTNORM
 from tests.helpers.tensors import DOUBLE, assert_same, saved_bytes, shake
 from tests.reference import naive_luna, naive_ssru
-from tests.reference.naive_attention import linear
+from tests.reference.naive_parts import linear, projections
 
 B, C, H, L = 3, 16, 2, 3
 

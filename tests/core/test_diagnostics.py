@@ -12,12 +12,12 @@ from fairseq_deep.core.diagnostics.record import depth_record
 from fairseq_deep.core.diagnostics.weights import dlcl_weights
 from fairseq_deep.core.registry import UsageError
 from tests.helpers.aggregators import make
-from tests.helpers.equations import start
 from tests.helpers.models import POSTNORM as POST
 from tests.helpers.models import PRENORM as PRE
 from tests.helpers.models import TINY, make_batch
 from tests.helpers.residuals import PLACED, flags_of
 from tests.helpers.tensors import shake
+from tests.reference.naive_parts import start
 
 PARTS = {"encoder": ["self", "ffn"], "decoder": ["self", "cross", "ffn"]}
 DLCL, LSTM = "transformer_dlcl_2l2l_tiny", "transformer_lstm_2l2l_tiny"

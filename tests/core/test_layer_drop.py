@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from fairseq_deep.core.layers import LayerContext, LayerDrop
-from tests.helpers.equations import affine
 from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
 from tests.helpers.tensors import assert_same, shake
-from tests.reference.naive_dlcl import combine, layer_norm
+from tests.reference.naive_dlcl import combine
+from tests.reference.naive_parts import norm as function
 
 RATES = {"encoder_layerdrop": 0.4, "decoder_layerdrop": 0.4}
 
@@ -49,18 +49,16 @@ def test_dlcl_with_skipped_layers_follows_its_definition(norm, options, build, m
     runs = [False, True, True, False, False, True]
     monkeypatch.setattr(LayerDrop, "forward", lambda self: list(runs))
     start = torch.randn(5, 3, 16, dtype=torch.float64, requires_grad=True)
-    weight, norms = aggregator.weight.view(7, 7, -1), list(map(affine, aggregator.layer_norms))
     read = {"window": options.get("window"), "normalize": options.get("normalize", False)}
-    if norm == "prenorm":  # norms are applied to entries once, where these arise
-        given = weight, [], True
-    else:
-        given = weight, norms, False
+    plain, own = ([function(each) for each in (None, *norms)] for norms in ([None] * 6, aggregator.layer_norms))
+    # in pre-norm, norms are applied to entries once, where these arise
+    above, below = (plain, own) if norm == "prenorm" else (own, plain)
 
     def naive():
-        entries = [start]
-        for layer, runs_now, own in zip(layers, runs, norms):
+        entries, given = [start], (aggregator.weight.view(7, 7, -1), above, norm == "prenorm")
+        for number, (layer, runs_now) in enumerate(zip(layers, runs), start=1):
             entry = layer(combine(entries, *given, **read), LayerContext())[0] if runs_now else entries[-1]
-            entries.append(layer_norm(entry, *own) if runs_now and norm == "prenorm" else entry)
+            entries.append(below[number](entry) if runs_now else entry)
         return combine(entries, *given, **read)
 
     def ours():

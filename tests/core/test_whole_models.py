@@ -19,7 +19,7 @@ from tests.helpers.methods import LANGUAGES, LSTM, METHODS, OPTIONS
 from tests.helpers.models import POSTNORM, PRENORM, TINY, make_batch
 from tests.helpers.residuals import PLACED, flags_of
 from tests.helpers.tensors import assert_same, shake
-from tests.reference import naive_dropout
+from tests.reference import naive_parts
 from tests.reference.naive_aggregators import NAMES
 from tests.reference.naive_model import PAD, scores
 from tests.reference.naive_residuals import UPDATE
@@ -34,7 +34,7 @@ def make(build, monkeypatch):
     Tables keep their start.
     """
     fused = F.scaled_dot_product_attention
-    monkeypatch.setattr(naive_dropout, "RATES", RATES)
+    monkeypatch.setattr(naive_parts, "RATES", RATES)
     monkeypatch.setattr(F, "dropout", lambda x, p: (1 + p) * x)
     monkeypatch.setattr(F, "scaled_dot_product_attention",
                         lambda *args, dropout_p, **how: (1 + dropout_p) * fused(*args, **how))  # fmt: skip

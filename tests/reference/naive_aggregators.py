@@ -8,14 +8,11 @@ import functools
 
 import torch
 
-from tests.helpers.equations import affine, norm
-
-from .naive_attention import gelu
-from .naive_dlcl import combine, layer_norm
-from .naive_dropout import dropped
+from .naive_dlcl import combine
 from .naive_hyper import hyper_connections
 from .naive_mlrf import fuse
 from .naive_ode import step
+from .naive_parts import dropped, feed_forward, gelu, layer_norm, norm, rms_norm
 from .naive_routing import aggregate as route
 
 PLAIN_DECODERS = ("gtrans", "mlrf")
@@ -54,19 +51,15 @@ def top(function):
 
 def dlcl(aggregator, outputs, window=None, normalize=False, dropout=0.0, **_):
     """Wang et al., 2019, Eq. (7) to (9)."""
-    size, norms = aggregator.num_layers + 1, list(map(affine, aggregator.layer_norms))
-    weight, first = aggregator.weight.view(size, size, -1), affine(aggregator.first_norm)
-    return (1 + dropout) * combine(outputs, weight, norms, aggregator.pre_norm, window, normalize, first)
+    size = aggregator.num_layers + 1
+    norms = list(map(norm, [aggregator.first_norm, *(aggregator.layer_norms or [None] * size)]))
+    weight = aggregator.weight.view(size, size, -1)
+    return (1 + dropout) * combine(outputs, weight, norms, aggregator.pre_norm, window, normalize)
 
 
 def aggregate(inputs, node):
     """AGG(u_1, ..., u_n) of the list *inputs* (Dou et al., 2018)."""
-    hidden = torch.cat(inputs, dim=-1) @ node.fc1.weight.T + node.fc1.bias
-    hidden = dropped(torch.where(hidden > 0, hidden, torch.zeros_like(hidden)), "activation_dropout")
-    total = dropped(hidden @ node.fc2.weight.T + node.fc2.bias)
-    for u in inputs:
-        total = total + u
-    return norm(node.layer_norm)(total)
+    return norm(node.layer_norm)(dropped(feed_forward(torch.cat(inputs, dim=-1), node)) + sum(inputs))
 
 
 def hierarchical(aggregator, outputs, block=2):
@@ -101,16 +94,12 @@ def gtrans(aggregator, outputs, group_layers=3):
     return norm(aggregator.fusion_norm)(total)
 
 
-def rms(x):
-    return torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6)
-
-
 def mudd(aggregator, outputs):
     """Dynamic DLCL (one-way MUDDFormer)."""
     if len(outputs) == 1:
         return outputs[0]
     newest, hidden, out = outputs[-1], aggregator.hidden[len(outputs) - 2], aggregator.out[len(outputs) - 2]
-    weights = gelu(newest / rms(newest) @ hidden.weight.T) @ out.weight.T + out.bias
+    weights = gelu(rms_norm(newest) @ hidden.weight.T) @ out.weight.T + out.bias
     return sum(weights[..., j : j + 1] * output for j, output in enumerate(outputs))
 
 
@@ -120,7 +109,7 @@ def residual_dual(aggregator, outputs):
     for a, after in zip(outputs[1:], aggregator.norms):
         r, x = r + a, norm(after)(x + a)
     ends = len(outputs) > aggregator.num_layers
-    return x + layer_norm(r, *affine(aggregator.dual_norm), eps=1e-7) if ends else x
+    return x + layer_norm(r, *aggregator.dual_norm.parameters(), eps=1e-7) if ends else x
 
 
 def attention_residual(aggregator, outputs, block=1):
@@ -129,7 +118,7 @@ def attention_residual(aggregator, outputs, block=1):
         return outputs[0]
     query = aggregator.gain[len(outputs) - 2] * aggregator.query[len(outputs) - 2]
     sources = [outputs[0], *(sum(outputs[start : start + block]) for start in range(1, len(outputs), block))]
-    scores = [(v / rms(v) * query).sum(-1, keepdim=True).exp() for v in sources]
+    scores = [rms_norm(v, query).sum(-1, keepdim=True).exp() for v in sources]
     return sum(score / sum(scores) * v for score, v in zip(scores, sources))
 
 

@@ -1,33 +1,11 @@
-"""Attention with all options of layers, query by query and head by head; norms, linear and activation functions."""
+"""Attention with all options of layers, query by query and head by head."""
 
 import functools
 import math
 
 import torch
 
-from .naive_dropout import dropped
-
-
-def sigmoid(x):
-    return 1 / (1 + torch.exp(-x))
-
-
-def gelu(x):
-    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
-
-
-def linear(x, module, rows=slice(None)):
-    """W x + b of a *module*, or of some *rows* of it; b may be missing, and x may stay as it is."""
-    if getattr(module, "weight", None) is None:
-        return x
-    y = x @ module.weight[rows].T
-    return y if module.bias is None else y + module.bias[rows]
-
-
-def rms_norm(x, gain, eps=1e-6):
-    """RMS(x) of the last dimension (Zhang and Sennrich, 2019, Eq. 4)."""
-    mean = sum(x[..., i] ** 2 for i in range(x.size(-1))) / x.size(-1)
-    return torch.stack([x[..., i] / (mean + eps).sqrt() * gain[i] for i in range(x.size(-1))], dim=-1)
+from .naive_parts import dropped, linear, rms_norm, sigmoid
 
 
 def rotate(x, position):

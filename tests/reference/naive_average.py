@@ -2,8 +2,8 @@
 
 import torch
 
-from .naive_attention import attention, linear, sigmoid
-from .naive_dropout import dropped
+from .naive_attention import attention
+from .naive_parts import feed_forward, linear, sigmoid
 
 
 def average_mask(words, causal=True):
@@ -27,8 +27,7 @@ def average_attention(x, mask, module):
     """h of *x*; the *module* may have a feed-forward network."""
     g = mean(x, mask)
     if module.fc1 is not None:
-        hidden = linear(g, module.fc1)
-        g = linear(dropped(hidden * (hidden > 0), "activation_dropout"), module.fc2)
+        g = feed_forward(g, module)
     gates = sigmoid(linear(torch.cat([x, g], dim=-1), module.gate))
     width = x.size(-1)
     return gates[..., :width] * x + gates[..., width:] * g

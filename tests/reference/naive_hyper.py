@@ -2,7 +2,7 @@
 
 import torch
 
-from .naive_dlcl import layer_norm
+from .naive_parts import norm, rms_norm, sigmoid
 
 
 def static(mixer, streams):
@@ -16,7 +16,7 @@ def static(mixer, streams):
 def dynamic(mixer, streams):
     a, matrix, b = static(mixer, streams)
     for i, stream in enumerate(streams):
-        normed = layer_norm(stream, mixer.norm.weight, mixer.norm.bias)
+        normed = norm(mixer.norm)(stream)
         moved = [torch.tanh((normed * row).sum(-1, keepdim=True)) for row in mixer.map]
         a[i] = a[i] + mixer.scales[0] * moved[0]
         matrix[i] = [value + mixer.scales[0] * moved[1 + j] for j, value in enumerate(matrix[i])]
@@ -25,14 +25,13 @@ def dynamic(mixer, streams):
 
 
 def manifold(mixer, streams):
-    count, flat = len(streams), torch.cat(streams, -1)
-    flat = flat / torch.sqrt((flat**2).mean(-1, keepdim=True) + 1e-6)
+    count, flat = len(streams), rms_norm(torch.cat(streams, -1))
 
     def logit(row, scale, start):
         return mixer.scales[scale] * (flat * mixer.map[row]).sum(-1, keepdim=True) + start
 
-    a = [1 / (1 + torch.exp(-logit(i, 0, mixer.reads[0, i]))) for i in range(count)]
-    b = [2 / (1 + torch.exp(-logit(count + j, 1, mixer.writes[j]))) for j in range(count)]
+    a = [sigmoid(logit(i, 0, mixer.reads[0, i])) for i in range(count)]
+    b = [2 * sigmoid(logit(count + j, 1, mixer.writes[j])) for j in range(count)]
     m = [[torch.exp(logit(count * (2 + j) + i, 2, mixer.reads[1 + j, i])) for i in range(count)] for j in range(count)]
     for _ in range(20):
         sums = [sum(m[j][i] for j in range(count)) for i in range(count)]

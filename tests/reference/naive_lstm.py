@@ -2,16 +2,14 @@
 
 import torch
 
-from .naive_attention import gelu, linear, sigmoid
-from .naive_dlcl import layer_norm
-from .naive_dropout import dropped
+from .naive_parts import dropped, gelu, layer_norm, linear, norm, sigmoid
 
 GLU = {"sigmoid": sigmoid, "gelu": gelu, "swish": lambda x: x * sigmoid(x), "relu": lambda x: x * (x > 0)}
 
 
 def hidden(c, module, glu):
     """Eq. (5), or Eq. (6) where there is a second matrix."""
-    x = layer_norm(linear(c, module.fc1), module.layer_norm.weight, module.layer_norm.bias)
+    x = norm(module.layer_norm)(linear(c, module.fc1))
     if module.fc2 is None:
         return gelu(x)
     half = x.size(-1) // 2
@@ -26,8 +24,8 @@ def run_step(out, cell, attention, step, glu, dropout):
     if gates is None:
         return h, None
     size = h.size(-1)
-    i, f, o = (sigmoid(layer_norm(linear(c, gates, slice(row * size, (row + 1) * size)), *norm))
-               for row, norm in enumerate(zip(gates.norm_weight, gates.norm_bias)))  # fmt: skip
+    i, f, o = (sigmoid(layer_norm(linear(c, gates, slice(row * size, (row + 1) * size)), *affine))
+               for row, affine in enumerate(zip(gates.norm_weight, gates.norm_bias)))  # fmt: skip
     cell = cell * f + h * i
     return cell * o, cell
 

@@ -4,8 +4,7 @@ import math
 
 import torch
 
-from .naive_attention import linear
-from .naive_dropout import dropped
+from .naive_parts import dropped, linear
 
 
 def softplus(z):

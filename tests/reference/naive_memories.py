@@ -2,20 +2,12 @@
 
 import torch
 
-from .naive_attention import sigmoid
-from .naive_dlcl import layer_norm
+from .naive_parts import sigmoid, softmax
 
 
 def transparent(outputs, logits):
     """z_1 ... z_M (Bapna et al., 2018) from y_0 ... y_L and the logits, M x (L+1)."""
-    memories = []
-    for row in logits:
-        total = sum(torch.exp(logit) for logit in row)
-        z = torch.zeros_like(outputs[0])
-        for logit, output in zip(row, outputs):
-            z = z + torch.exp(logit) / total * output
-        memories.append(z)
-    return memories
+    return [sum(share * output for share, output in zip(softmax(row), outputs)) for row in logits]
 
 
 def nearest_layer(number, count, depth):
@@ -48,15 +40,15 @@ def gru(x, h, weight_ih, weight_hh, bias_ih, bias_hh):
 def msc(y_0, layers, blocks, cell, context_norms, memory_norms):
     """y_L and the memories of MSC (our form of Wei et al., 2020).
 
-    layers: functions; cell: the four tensors of :func:`gru`; norms: pairs (gain, bias)
+    layers: functions; cell: the four tensors of :func:`gru`; norms: functions
     """
     size = len(layers) // blocks
     x, context, sums = y_0, y_0, []
     for block in range(blocks):
         for layer in layers[block * size : (block + 1) * size]:
-            x = layer(x + layer_norm(context, *context_norms[block]))
+            x = layer(x + context_norms[block](context))
         context = gru(x, context, *cell)
         sums.append(x + context)
     count = len(memory_norms)
     chosen = [sums[nearest_layer(number, count, blocks) - 1] for number in range(1, count + 1)]
-    return x, [layer_norm(z, *norm) for z, norm in zip(chosen, memory_norms)]
+    return x, [norm(z) for z, norm in zip(chosen, memory_norms)]

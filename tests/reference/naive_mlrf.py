@@ -2,20 +2,12 @@
 
 import torch
 
-from tests.helpers.equations import norm
-
-from .naive_dropout import dropped
-from .naive_routing import softmax
+from .naive_parts import feed_forward, norm, softmax
 
 
 def learned(y, fusion, normalise):
     w = softmax(list(fusion.weight)) if normalise else list(fusion.weight)
     return sum(w[layer] * y[layer] for layer in range(len(y)))
-
-
-def ffn(y, fusion):
-    inner = torch.cat(y, dim=-1) @ fusion.fc1.weight.T + fusion.fc1.bias
-    return dropped(inner * (inner > 0), "activation_dropout") @ fusion.fc2.weight.T + fusion.fc2.bias
 
 
 def multi_hop(y, fusion):
@@ -32,6 +24,8 @@ def fuse(aggregator, outputs, kind="learned", weights="softmax", **_):
     y = [norm(each)(output) for each, output in zip(aggregator.layer_norms, outputs)] or outputs
     if kind == "learned":
         g = learned(y, aggregator.fusion, weights == "softmax")
+    elif kind == "ffn":
+        g = feed_forward(torch.cat(y, dim=-1), aggregator.fusion)
     else:
-        g = sum(y) / len(y) if kind == "mean" else {"ffn": ffn, "multi-hop": multi_hop}[kind](y, aggregator.fusion)
+        g = sum(y) / len(y) if kind == "mean" else multi_hop(y, aggregator.fusion)
     return norm(aggregator.final_norm)(g)

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tests.helpers.equations import LANGUAGES, affine, norm, projections, start
-
 from . import naive_aggregators, naive_average, naive_lstm, naive_memories, naive_residuals, naive_ssru
-from .naive_attention import attention, gelu, linear, relative_vector, sigmoid
-from .naive_dropout import dropped
+from .naive_attention import attention, relative_vector
 from .naive_luna import causal
+from .naive_parts import LANGUAGES, dropped, gelu, linear, norm, projections, sigmoid, start
 
 PAD = 1
 
@@ -264,7 +262,7 @@ def memories_of(encoder, x, outputs, count, context):
         return [final(outputs[-1])] * count
     kind = type(memory).__name__
     if kind == "MscMemory":
-        norms = list(map(affine, encoder.aggregator.context_norms)), list(map(affine, memory.memory_norms))
+        norms = list(map(norm, encoder.aggregator.context_norms)), list(map(norm, memory.memory_norms))
         cell = encoder.aggregator.cell
         weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
         return naive_memories.msc(x, outputs, len(norms[0]), weights, *norms)[1]

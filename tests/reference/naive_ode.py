@@ -2,7 +2,7 @@
 
 import torch
 
-from .naive_attention import sigmoid
+from .naive_parts import sigmoid
 
 
 def step(aggregator, layer, x, method="rk2", order=2, identity=False):

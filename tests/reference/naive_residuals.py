@@ -4,8 +4,7 @@ import math
 
 import torch
 
-from .naive_attention import sigmoid
-from .naive_dlcl import layer_norm
+from .naive_parts import norm, sigmoid
 
 UPDATE = 4  # the number of the update, from 1, in which branches that grow are compared
 
@@ -49,7 +48,7 @@ def connection(residual, stack, number, index, last):
     if name == "b2t":
         return lambda x, f, bottom: x + f + (bottom if last else 0)
     if name == "peri":
-        return lambda x, f, bottom: x + layer_norm(f, *residual.layer_norms[index].parameters())
+        return lambda x, f, bottom: x + norm(residual.layer_norms[index])(f)
     if name == "layerscale":
         return weighted(residual.weight[index])
     if name == "completep":

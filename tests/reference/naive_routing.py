@@ -4,23 +4,13 @@ import math
 
 import torch
 
-from tests.helpers.equations import affine, norm
-
-from .naive_dlcl import layer_norm
-from .naive_dropout import dropped
+from .naive_parts import dropped, feed_forward, layer_norm, norm, sigmoid, softmax
 
 
 def votes_of_layer(y, part):
     """W (y + FFN(y)) for *y* (T x B x C)."""
     y = norm(part.layer_norm)(y)
-    inner = y @ part.fc1.weight.T + part.fc1.bias
-    inner = dropped(inner * (inner > 0), "activation_dropout")
-    return (y + dropped(inner @ part.fc2.weight.T + part.fc2.bias)) @ part.vote.weight.T
-
-
-def softmax(logits):
-    total = sum(torch.exp(logit) for logit in logits)
-    return [torch.exp(logit) / total for logit in logits]
+    return (y + dropped(feed_forward(y, part))) @ part.vote.weight.T
 
 
 def squash(s, eps=1e-8):
@@ -56,7 +46,7 @@ def m_step(votes, r, beta_u, beta_a, eps=1e-8):
     mu = sum(share * vote for share, vote in zip(r, votes)) / total
     var = sum(share * (vote - mu) ** 2 for share, vote in zip(r, votes)) / total + eps
     cost = (beta_u + torch.log(var**0.5)).sum(-1, keepdim=True) * total
-    return mu, var, 1 / (1 + torch.exp(-(beta_a - cost)))
+    return mu, var, sigmoid(beta_a - cost)
 
 
 def log_normal(x, mean, variance):
@@ -73,4 +63,4 @@ def aggregate(aggregator, outputs, kind="em", iterations=3, capsules=None, **_):
         found = dynamic_routing(votes, iterations)
     else:
         found = em_routing(votes, iterations, aggregator.routing.beta_u, aggregator.routing.beta_a)
-    return layer_norm(torch.cat(found, dim=-1), *affine(aggregator.layer_norm), eps=1e-12)
+    return layer_norm(torch.cat(found, dim=-1), *aggregator.layer_norm.parameters(), eps=1e-12)

@@ -2,7 +2,7 @@
 
 import torch
 
-from .naive_attention import linear, sigmoid
+from .naive_parts import linear, sigmoid
 
 
 def ssru(x, words, module):
