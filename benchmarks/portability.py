@@ -10,6 +10,7 @@ themselves report, of logits or log-probabilities; for a package they are of the
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import json
 import re
@@ -33,7 +34,7 @@ from fairseq_deep.runtime import find_bundle, load_model  # noqa: E402
 from fairseq_deep.runtime.verification import Limits, Reference, compare  # noqa: E402
 from fairseq_deep.tools.export import DEEP, OTHERS  # noqa: E402
 from fairseq_deep.tools.torch_format import ProgramModel, Programs  # noqa: E402
-from tests.helpers import onnx  # noqa: E402
+from tests.helpers.docs import code_of  # noqa: E402
 from tests.helpers.exports import write_model  # noqa: E402
 from tests.helpers.methods import METHODS  # noqa: E402
 from tests.helpers.models import make_dictionary, make_tagged_dictionary  # noqa: E402
@@ -125,6 +126,30 @@ def of_export(folder, form, *more):
     return {"difference": float(re.search(r"within ([\d.e+-]+)", said)[1]), "class": kind[1] if kind else ""}
 
 
+def session(path, described):
+    """The program in the file *path* as a function of tensors and dictionaries of them.
+
+    Args:
+        described: what the ``.pt2`` file says of the program
+    """
+    import numpy as np
+    import onnxruntime
+
+    opened = onnxruntime.InferenceSession(path)
+    outputs = [entry["name"].split(".", 1) for entry in described["outputs"]]
+    assert [each.name for each in opened.get_outputs()] == [entry["name"] for entry in described["outputs"]]
+
+    def call(*inputs):
+        flat = [tensor for each in inputs for tensor in (each.values() if isinstance(each, dict) else [each])]
+        feed = {each.name: tensor.numpy() for each, tensor in zip(opened.get_inputs(), flat, strict=True)}
+        groups = {}
+        for (group, *rest), value in zip(outputs, opened.run(None, feed)):
+            groups.setdefault(group, {})["".join(rest)] = torch.from_numpy(np.array(value))
+        return [each[""] if "" in each else each for each in groups.values()]
+
+    return call
+
+
 def of_onnx(folder):
     """The programs of the ``.pt2`` file in onnxruntime, by the code of docs/tools/export-onnx.md."""
     file = folder / "torch.pt2"
@@ -135,12 +160,12 @@ def of_onnx(folder):
     try:
         with contextlib.chdir(folder), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            exec(onnx.documented(), {})
+            exec(code_of("docs/tools/export-onnx.md"), {})
     except Exception as error:  # torch raises any exception at what it cannot convert
         return {"no": f"torch {torch.__version__} cannot convert it ({type(error).__name__})"}
     with open(file, "rb") as opened:
         settings = json.loads(load_pt2(opened).extra_files["model.json"])
-    programs = [onnx.session(str(folder / f"{name}.onnx"), settings["programs"][name]) for name in ("encoder", "step")]
+    programs = [session(str(folder / f"{name}.onnx"), settings["programs"][name]) for name in ("encoder", "step")]
     rows = torch.randint(4, 38, (8, 9), generator=torch.Generator().manual_seed(1))
     rows = [*torch.cat([rows, torch.full((8, 1), 2)], 1)]
     options = SearchOptions(**{**settings["search"], "max_len_a": 0, "max_len_b": settings["capacity"] - 1})
@@ -214,7 +239,8 @@ def main(words=None):
     parser.add_argument("--new", action="store_true", help="the systems that docs/portability.json lacks")
     args = parser.parse_args(words)
     known = json.loads(RECORD.read_text(encoding="utf-8"))["systems"]
-    missing = onnx.missing("transformers", "ctranslate2", *onnx.PACKAGES)
+    needed = ("transformers", "ctranslate2", "onnx", "onnxscript", "onnxruntime")
+    missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:  # a form whose package is missing would be recorded as one that the method does not have
         parser.error(f"requires {', '.join(missing)}; run: pip install {' '.join(missing)}")
     skipped = known if args.new else ()

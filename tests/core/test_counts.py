@@ -5,7 +5,7 @@ Those of named architectures are in ``tests/snapshots/archs.txt``, those of narr
 
 import pytest
 
-from tests.helpers.decoder_attention import KINDS
+from tests.helpers.methods import KINDS
 from tests.helpers.models import full_size, size_of
 
 C = 512
@@ -35,7 +35,7 @@ SIZES = [
 ABLATIONS = {"self": 72310272, "average": 72304128, "average-ffn": 84902400, "merged": 66000384,
              "merged-self": 72304128, "merged-average": 72297984, "merged-average-ffn": 84896256,
              "ssru": 72310272 - 6 * SSRU}  # fmt: skip
-SIZES += [(*MATT, {"decoder_attn": "self", **KINDS[kind]}, size - C) for kind, size in ABLATIONS.items()]
+SIZES += [(*MATT, KINDS[kind], size - C) for kind, size in ABLATIONS.items()]
 
 
 @pytest.mark.parametrize("arch, entries, flags, expected", SIZES, ids=str)

@@ -13,7 +13,7 @@ from fairseq_deep.core.attention import scan as scans
 from fairseq_deep.core.attention.luna_causal import LunaCausalAttention
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
-from tests.helpers.decoder_attention import KINDS, LUNA
+from tests.helpers.methods import KINDS, LUNA
 from tests.helpers.models import POSTNORM
 from tests.helpers.tensors import DOUBLE, assert_same, saved_bytes, shake
 from tests.reference import naive_luna, naive_ssru

@@ -98,7 +98,7 @@ def test_a_search_waits_for_the_candidates_of_each_step(build, dictionary, batch
 
     monkeypatch.setattr(torch.Tensor, "cpu", cpu)
     with Kernels() as found:
-        hypotheses = BeamSearch([model], SearchOptions(beam=3, max_len_b=6))(batch[0])
+        hypotheses = BeamSearch([model], SearchOptions(beam=3, max_len_b=9))(batch[0])
     assert [len(sentence) for sentence in hypotheses] == [3, 3, 3]
     assert len(read) == 3 * 7
     assert found.asked == 6 + 9, "one question for each order; the scores of hypotheses are on the CPU"

@@ -12,10 +12,10 @@ from fairseq_deep.core.diagnostics.record import depth_record
 from fairseq_deep.core.diagnostics.weights import dlcl_weights
 from fairseq_deep.core.registry import UsageError
 from tests.helpers.aggregators import make
+from tests.helpers.methods import FORMS_OF_RESIDUALS, PLACED
 from tests.helpers.models import POSTNORM as POST
 from tests.helpers.models import PRENORM as PRE
 from tests.helpers.models import TINY, make_batch
-from tests.helpers.residuals import PLACED, flags_of
 from tests.helpers.tensors import shake
 from tests.reference.naive_parts import start
 
@@ -49,7 +49,7 @@ def hooks(model):
 
 # --- ratios ---
 
-CONNECTIONS = {f"{norm} {form}": (TINY[norm], flags_of(form)) for form, norm in PLACED if " " not in form}
+CONNECTIONS = {f"{norm} {form}": (TINY[norm], FORMS_OF_RESIDUALS[form]) for form, norm in PLACED if " " not in form}
 STARTS = (("post", "xavier"), ("pre", "xavier"), ("post", "deepnet"), ("post", "admin"),
           ("post", "tfixup"), ("post", "rezero"))  # fmt: skip
 CONNECTIONS |= {f"{norm} {init}": (TINY[norm], {"deep_init": init}) for norm, init in STARTS}

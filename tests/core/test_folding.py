@@ -7,11 +7,11 @@ from fairseq_deep.core.folding import fold
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.residuals import RESIDUALS
 from fairseq_deep.core.stream_folding import fold_streams
+from tests.helpers.methods import FORMS_OF_RESIDUALS, PLACED
 from tests.helpers.models import POSTNORM, TINY
-from tests.helpers.residuals import FORMS, PLACED, flags_of, scores
 from tests.helpers.tensors import shake
 
-FOLDABLE = [(form, norm) for form, norm in PLACED if RESIDUALS.get(FORMS[form][0]).foldable]
+FOLDABLE = [(form, norm) for form, norm in PLACED if RESIDUALS.get(form.split()[0]).foldable]
 GROWING = [(form, norm) for form, norm in FOLDABLE if form.startswith(("br", "pr"))]
 METHODS = {"deepnet": {"deep_init": "deepnet"}, "admin": {"deep_init": "admin", "admin_start": "n"}}
 PLACES = {
@@ -22,7 +22,7 @@ PLACES = {
 }
 STORED, FIXED = "positions that are stored", "deepnet, fixed positions"
 # a plain architecture, its flags, and those of the method
-CASES = {f"{norm}-norm {form}": (TINY[norm], {}, flags_of(form)) for form, norm in FOLDABLE}
+CASES = {f"{norm}-norm {form}": (TINY[norm], {}, FORMS_OF_RESIDUALS[form]) for form, norm in FOLDABLE}
 CASES |= {f"{method}, {place}": (POSTNORM, flags, METHODS[method])
           for method in METHODS for place, flags in PLACES.items()}  # fmt: skip
 # a number is divided out: the first norm of each stack differs by its eps, and the embeddings stay as they are
@@ -51,7 +51,7 @@ def changed(model, before):
 
 
 def test_the_methods_with_constant_factors_are_foldable():
-    names = {FORMS[form][0] for form, _ in FOLDABLE}
+    names = {form.split()[0] for form, _ in FOLDABLE}
     assert names == {"branchnorm", "completep", "layernorm-scaling", "layerscale", "prores"}
     assert RESIDUALS.get("plain").foldable
 
@@ -60,7 +60,7 @@ def test_the_methods_with_constant_factors_are_foldable():
 def test_a_plain_model_with_the_folded_weights_gives_the_same_scores(case, build, batch):
     name, flags, method = CASES[case]
     model, streams = made(build, name, **flags, **method), "deep_init" in method
-    before, expected = values(model), scores(model, batch)
+    before, expected = values(model), model(*batch)[0]
     run = (lambda: fold_streams(model, STORED in case)) if streams else lambda: fold(model)
     assert run() == ({"encoder", "decoder"} if streams else None)
     found = changed(model, before)
@@ -76,14 +76,14 @@ def test_a_plain_model_with_the_folded_weights_gives_the_same_scores(case, build
         for side in ("encoder", "decoder"):
             getattr(plain, side).embed_positions.weights = getattr(model, side).embed_positions.weights
     for each in (model, plain):
-        torch.testing.assert_close(scores(each, batch), expected, rtol=0, atol=2e-6)
+        torch.testing.assert_close(each(*batch)[0], expected, rtol=0, atol=2e-6)
     before = values(model)
     assert not run() and not changed(model, before), "nothing is folded twice"
 
 
 @pytest.mark.parametrize("form, norm", GROWING)
 def test_a_growing_branch_is_not_folded(form, norm, build):
-    model = build(TINY[norm], **flags_of(form))
+    model = build(TINY[norm], **FORMS_OF_RESIDUALS[form])
     model.set_num_updates(8)  # of 10 in the last layers
     before = values(model)
     with pytest.raises(UsageError, match=r"layer \d of the encoder is at 0.9 of its size\): use a checkpoint of u"):
@@ -96,7 +96,7 @@ def test_what_cannot_be_folded_is_refused_and_stays(problem, build, batch):
     model = made(build, **METHODS["admin"])
     if problem == "are 0 or not finite":
         model.decoder.layers[1].residual.weight[2, 3] = 0.0
-    expected = scores(model, batch)
+    expected = model(*batch)[0]
     with pytest.raises(UsageError, match=problem):
         fold_streams(model, tables=problem != "by feature")
-    assert torch.equal(scores(model, batch), expected)
+    assert torch.equal(model(*batch)[0], expected)

@@ -13,7 +13,7 @@ from fairseq_deep.core.attention import MultiheadAttention, masks
 from fairseq_deep.core.stack import Stack
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-from tests.helpers.decoder_attention import LUNA
+from tests.helpers.methods import LUNA
 from tests.helpers.models import make_batch, task_of, tiny_flags
 from tests.helpers.tensors import shake
 

@@ -14,10 +14,8 @@ from fairseq_deep.core import encoder
 from fairseq_deep.core.aggregators.lstm import GLU
 from fairseq_deep.core.attention import masks
 from fairseq_deep.core.dropout import Dropout
-from tests.helpers.decoder_attention import KINDS, STACKS
-from tests.helpers.methods import LANGUAGES, LSTM, METHODS, OPTIONS
+from tests.helpers.methods import FORMS_OF_RESIDUALS, KINDS, LANGUAGES, LSTM, METHODS, OPTIONS, PLACED
 from tests.helpers.models import POSTNORM, PRENORM, TINY, make_batch
-from tests.helpers.residuals import PLACED, flags_of
 from tests.helpers.tensors import assert_same, shake
 from tests.reference import naive_parts
 from tests.reference.naive_aggregators import NAMES
@@ -100,21 +98,23 @@ def padded_batch(dictionary):
     return source, lengths, target
 
 
+DLCL = "transformer_dlcl_postnorm_2l2l_tiny"
+STACKS = {"another width": (POSTNORM, {"encoder_embed_dim": 24}), "rnn": (LSTM, {"layer_agg": "rnn"})}
 # layers of a depth-wise LSTM have no feed-forward width
-ATTENTIONS = [(kind, stack, True) for kind in KINDS for stack in ("postnorm", "prenorm", "lstm")
-              if "ffn" not in kind or stack != "lstm"]  # fmt: skip
+ATTENTIONS = [(kind, stack, True) for kind in KINDS for stack in (POSTNORM, PRENORM, LSTM)
+              if "ffn" not in kind or stack != LSTM]  # fmt: skip
 # full context changes masks, whatever connects the layers; a recurrence sees no later positions
-ATTENTIONS += [(kind, stack, False) for kind, stack, _ in ATTENTIONS if stack != "postnorm" and kind != "ssru"]
+ATTENTIONS += [(kind, stack, False) for kind, stack, _ in ATTENTIONS if stack != POSTNORM and kind != "ssru"]
 ATTENTIONS += [("average", "another width", True), ("merged-self", "another width", True), ("merged", "rnn", True),
-               ("merged", "dlcl-post", True), ("merged-average", "dlcl-pre", True)]  # fmt: skip
+               ("merged", DLCL, True), ("merged-average", "transformer_dlcl_2l2l_tiny", True)]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind, stack, causal", ATTENTIONS, ids=str)
 def test_decoders_of_every_attention_equal_the_equations(kind, stack, causal, make, dictionary):
-    name, flags = STACKS[stack]
+    name, flags = STACKS.get(stack, (stack, {}))
     model = make(name, **{"decoder_layers": 3, **flags, **KINDS[kind]})
     assert_equations(model, padded_batch(dictionary), causal)
-    for lengths in ((4, 4), (4, 3)) if stack == "prenorm" else ():  # without padding, and on the right alone
+    for lengths in ((4, 4), (4, 3)) if stack == PRENORM else ():  # without padding, and on the right alone
         assert_equations(model, make_batch(dictionary, (3, 3), lengths), causal)
 
 
@@ -135,14 +135,13 @@ LSTMS = [
 
 INITS = [("deepnet", "self"), ("deepnet", "average"), ("tfixup", "self"), ("tfixup", "average")]
 INITS += [(init, kind) for kind in KINDS for init in ("admin", "rezero")]
-DLCL = "transformer_dlcl_postnorm_2l2l_tiny"
 
 
 # a memory of layers that are evaluated twice is that of any other aggregator
 CASES = {name: row for name, row in {**METHODS, **OPTIONS, **LANGUAGES}.items()
          if not {"ode", "transparent"} <= {*map(str, row[1].values())}
          and row[1].get("layer_agg", "residual") in NAMES}  # fmt: skip
-CASES |= {f"{norm}norm {form}": (TINY[norm], flags_of(form)) for form, norm in PLACED}
+CASES |= {f"{norm}norm {form}": (TINY[norm], FORMS_OF_RESIDUALS[form]) for form, norm in PLACED}
 CASES |= {f"lstm {flags}": (LSTM, flags) for flags in LSTMS}
 CASES |= {f"{init} {kind}": (POSTNORM, {"deep_init": init, **KINDS[kind]}) for init, kind in INITS}
 CASES |= {f"{init} dlcl": (DLCL, {"deep_init": init}) for init in ("deepnet", "admin")}

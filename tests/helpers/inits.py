@@ -6,8 +6,7 @@ from unittest import mock
 import torch
 
 from fairseq_deep.core.inits import INITS
-from tests.helpers.decoder_attention import KINDS, LUNA
-from tests.helpers.methods import DLCL, LSTM, METHODS, named
+from tests.helpers.methods import DLCL, KINDS, LSTM, LUNA, METHODS, named
 from tests.helpers.models import POSTNORM
 
 SIDES = ("encoder", "decoder")
@@ -23,7 +22,7 @@ RULES = [
     *({"deep_init": "admin", "admin_start": start} for start in ("1", "n", "profile")),
     {"deep_init": "xavier", "decoder_embed_dim": 24},
     # matrices of merged attentions are separate: Xavier's gamma is sqrt(6 / 2C), not that of a fused matrix
-    *({"deep_init": "xavier", **kind} for kind in KINDS.values() if kind),
+    *({"deep_init": "xavier", **kind} for name, kind in KINDS.items() if name != "self"),
     *({"deep_init": method, **KINDS["merged"]} for method in ("fairseq", "lipschitz", "ds", "admin")),
     *({"deep_init": method, **KINDS[kind]} for method in ("deepnet", "tfixup") for kind in ("average-ffn", "ssru")),
     *({"deep_init": "depth-scaled", "depth_scaled_kind": "gpt2", **KINDS[kind]} for kind in ("merged", "average-ffn")),

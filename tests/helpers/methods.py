@@ -3,8 +3,9 @@
 import re
 
 from fairseq_deep.core.description import AXES
+from fairseq_deep.core.residuals import RESIDUALS
 from fairseq_deep.plugin.architectures import ARCHITECTURES
-from tests.helpers.models import POSTNORM, PRENORM
+from tests.helpers.models import POSTNORM, PRENORM, TINY
 
 LSTM, DLCL = "transformer_lstm_2l2l_tiny", "transformer_dlcl_2l2l_tiny"
 LSTM_DECODER = {"decoder_layer_agg": "lstm", "decoder_ffn_embed_dim": None}
@@ -92,6 +93,34 @@ _OPTIONS = [
 ]
 OPTIONS = named(_OPTIONS)
 
+# --decoder-attn, and the flags that choose it
+KINDS = ("self", "average", "average-ffn", "merged", "merged-self", "merged-average", "merged-average-ffn", "ssru")
+KINDS = {kind: {"decoder_attn": kind.removesuffix("-ffn"), **({"average_ffn": True} if "ffn" in kind else {})}
+         for kind in KINDS}  # fmt: skip
+# Luna, whose decoder reads more than layers of the others do
+LUNA = {"decoder_attn": "luna", "encoder_attn": "luna", "luna_length": 3}
+
+# forms of residual connections, and the flags that choose them
+FORMS_OF_RESIDUALS = {
+    "sdu": {},
+    "sdu tanh": {"sdu_activation": "tanh"},
+    "highway": {},
+    "highway attention": {"highway_form": "attention"},
+    "b2t": {},
+    "peri": {},
+    "layerscale": {"layerscale_start": 0.3},
+    "branchnorm": {"branchnorm_updates": 10},
+    "completep": {"completep_base": 0.6},
+    "layernorm-scaling": {},
+    "mix-ln": {"mix_ln_layers": 1},
+    "mix-ln 2": {"mix_ln_layers": 2},
+    "prores": {"prores_period": 5},
+    "prores completep": {"prores_period": 5, "prores_around": "completep"},
+    "prores layernorm-scaling": {"prores_period": 5, "prores_around": "layernorm-scaling"},
+}
+FORMS_OF_RESIDUALS = {form: {"residual": form.split()[0], **flags} for form, flags in FORMS_OF_RESIDUALS.items()}
+PLACED = [(form, norm) for form in FORMS_OF_RESIDUALS for norm in TINY
+          if all(norm in RESIDUALS.get(word).norms for word in {*form.split()} & {*RESIDUALS.names()})]  # fmt: skip
 
 # models that know languages, whose vocabulary has to have tags
 LALT, LALN = {"language_transform": True}, {"language_norm": True}
