@@ -30,7 +30,7 @@ TESTS = {
     "whole_models golden methods",
     "core/attention": "masks layer_options alignment decoding decoder_attentions languages "
     "golden generator steps compiled_steps whole_models methods device",
-    "core/search": "hypotheses generator",
+    "core/search": "generator batching device",
     "core/decoding": "int8 native decoding steps compiled_steps",
     "runtime/packaged": "packaged hostile_packages packages records package check",
     "core/inits": "inits admin golden residuals snapshots whole_models",

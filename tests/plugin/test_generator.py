@@ -191,8 +191,8 @@ def test_a_beam_is_at_most_as_large_as_the_dictionary(lively, dictionary):
     """fairseq's generator reduces a larger one."""
     model, source = lively(), make_sample(dictionary, (5, 4, 3))["net_input"]["src_tokens"]
     largest = len(dictionary) - 1
-    found = BeamSearch([model], SearchOptions(beam=largest, max_len_b=6))(source)
-    assert all(len(each) == largest for each in found)
+    found = BeamSearch([model], SearchOptions(beam=largest, max_len_b=6), suppressed=[0, 3])(source)
+    assert [sum(each["score"] > -math.inf for each in hypotheses) for hypotheses in found] == [largest] * 3
     with pytest.raises(UsageError, match=f"beam {largest + 1} exceeds the {largest} tokens .*: lower it"):
         BeamSearch([model], SearchOptions(beam=largest + 1, max_len_b=6))(source)
 
@@ -225,16 +225,17 @@ def tokens(found):
     (Generator, 4, search.Sampling),
 ], ids=range(7))  # fmt: skip
 def test_no_ngram_is_repeated(generator, beam, strategy, lively, dictionary):
-    """Also where words are drawn, and where hypotheses that have ended go on for want of others.
+    """Also where words are drawn, and hypotheses that have ended go on for want of others, but do not end again.
 
     fairseq's own form compares with the padding behind a hypothesis on a CPU, and so finds nothing.
     """
-    model, sample = lively(), make_sample(dictionary, LENGTHS)
+    model, sample = lively(), make_sample(dictionary, 3 * LENGTHS)
     more, repeats = {"search_strategy": strategy(dictionary)} if strategy else {}, {}
     for size in (0, 1, 2):
         made = generator([model], dictionary, beam_size=beam, max_len_b=14, no_repeat_ngram_size=size, **more)
         found = tokens(made.generate([model], sample))
-        assert len(found) > (beam - 1) * len(LENGTHS)
+        assert len(found) > (beam - 1) * 3 * len(LENGTHS)
+        assert not any(dictionary.eos() in each[:-1] for each in found)
         repeats[size] = [len(each) - len({*zip(*(each[start:] for start in range(size or 1)))}) for each in found]
     assert any(repeats[0]) and repeats[1] == [0] * len(repeats[1]) and {*repeats[2]} == {1}
 

@@ -8,7 +8,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_deep.plugin.models.hydra import fill
-from tests.golden import FOLDER, build, load, model_flags, outputs
+from tests.golden.goldens import FOLDER, build, computed, load, model_flags
 from tests.helpers.flags import parse
 
 NEAR = {"rtol": 1e-5, "atol": 1e-5}
@@ -27,9 +27,9 @@ def test_a_golden_checkpoint_computes_what_it_did(name):
         model = build(flags)
         model.load_state_dict({key: value.clone() for key, value in golden["weights"].items()})
         assert {key: tuple(value.shape) for key, value in model.state_dict().items()} == golden["shapes"]
-        output, translations = outputs(model, golden["source"], golden["target"])
-        torch.testing.assert_close(output, golden["output"], **NEAR)
-        for sentence, expected in zip(translations, golden["translations"]):
+        found = computed(model, golden["source"], golden["target"])
+        torch.testing.assert_close(found["output"], golden["output"], **NEAR)
+        for sentence, expected in zip(found["translations"], golden["translations"]):
             assert [words for words, _ in sentence] == [words for words, _ in expected]
             assert [score for _, score in sentence] == pytest.approx([score for _, score in expected], abs=1e-4)
 
