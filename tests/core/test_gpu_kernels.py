@@ -1,6 +1,7 @@
 """Triton's kernels against torch's operations, by Triton's interpreter on the CPU: all types, odd sizes, whole models.
 
-Other tests compare torch's operations with naive references of DLCL and of the depth-wise LSTM.
+Kernels of sums are in ``test_running_sums.py``. Other tests compare torch's operations with naive references of DLCL
+and of the depth-wise LSTM.
 """
 
 import logging
@@ -12,7 +13,6 @@ import torch
 from fairseq_deep.core import gpu
 from fairseq_deep.core.aggregators import running_sums
 from fairseq_deep.core.aggregators.lstm_cell import gated_cell, lstm_cell, norm_gates
-from tests.helpers.aggregators import sums_of_rows
 from tests.helpers.models import make_batch
 
 DLCL = "transformer_dlcl_6l"
@@ -29,11 +29,11 @@ def interpreted(monkeypatch):
 
 @pytest.fixture
 def ran(interpreted, monkeypatch):
-    """The kernels that have run, with the last but one of what they were given: in sums, the row."""
+    """The kernels that have run."""
     kernels, seen = gpu.find_kernels(torch.zeros(1)), []
     for name in ("append_row", "append_normed", "pull_normed", "cell_forward"):
         run = getattr(kernels, name)
-        monkeypatch.setattr(kernels, name, lambda *args, run=run: seen.append((run.__name__, args[-2])) or run(*args))
+        monkeypatch.setattr(kernels, name, lambda *args, run=run: seen.append(run.__name__) or run(*args))
     return seen
 
 
@@ -41,39 +41,6 @@ def without_kernels(run, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(gpu, "on_cpu", False)
         return run()
-
-
-def gradients(outputs, sources, directions):
-    return torch.autograd.grad(outputs, sources, directions, allow_unused=True)
-
-
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("normed", [False, True], ids=["", "normed"])
-@pytest.mark.parametrize("size, window, shape",
-                         [(1, 9, (3, 5)), (7, 9, (2, 3, 11)), (7, 3, (1, 1030)), (31, 31, (2, 8))])  # fmt: skip
-def test_rows_of_kernels_are_those_of_torch(size, window, shape, normed, dtype, ran, monkeypatch):
-    """More values or positions than programs have; all gradients, also where the last sums are not used."""
-    monkeypatch.setattr(gpu.find_kernels(torch.zeros(1)), "PROGRAMS", 4)
-    norms = [torch.nn.LayerNorm(shape[-1], dtype=dtype) for _ in range(size)] if normed else []
-    parameters = [parameter for norm in norms for parameter in norm.parameters()]
-    for parameter in parameters:
-        parameter.data += torch.randn(parameter.shape) / 2
-    entries = [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for _ in range(size)]
-    weights = (torch.randn(1, size, size, dtype=torch.promote_types(dtype, torch.float32)) / size).requires_grad_()
-    directions = [torch.randn(shape, dtype=torch.float64).to(dtype) for _ in range(size - size // 3)]
-
-    def run():
-        found = sums_of_rows(weights, window, entries[0], lambda row, x: entries[row] + x / 10, norms)
-        return found, gradients(found[: len(directions)], [*entries, weights, *parameters], directions)
-
-    ours = run()
-    assert [row for _, row in ran] == [*range(size), *range(len(directions))]
-    tolerance, theirs = TYPES[dtype] * (8 if normed else 1), without_kernels(run, monkeypatch)
-    for got, want in zip([*ours[0], *ours[1]], [*theirs[0], *theirs[1]]):
-        assert (got is None) == (want is None)
-        if want is not None:
-            assert got.dtype == want.dtype
-            torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -88,7 +55,7 @@ def test_gates_and_cell_of_kernels_are_those_of_torch(shape, dtype, interpreted,
 
     def run():
         outputs = gated_cell(*inputs)
-        return [*outputs, *gradients(outputs, inputs, directions)]
+        return [*outputs, *torch.autograd.grad(outputs, inputs, directions)]
 
     ours = run()
     assert "Fused" in type(gated_cell(*inputs)[0].grad_fn).__name__
@@ -118,7 +85,7 @@ def test_models_learn_the_same_with_kernels(name, flags, expected, build, dictio
         return [loss.detach(), *(each.grad.clone() for each in model.parameters() if each.grad is not None)]
 
     ours = run()
-    assert {name for name, _ in ran} - {"pull_normed"} == {*expected}
+    assert {*ran} - {"pull_normed"} == {*expected}
     torch.testing.assert_close(ours, without_kernels(run, monkeypatch), rtol=1e-4, atol=1e-7)
 
 

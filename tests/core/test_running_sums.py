@@ -4,13 +4,15 @@ Running sums have the same weights at all positions (``running_sums.py``, for DL
 position sums have weights of each position (``position_sums.py``, for dynamic weights).
 """
 
+import copy
+
 import pytest
 import torch
 
 from fairseq_deep.core import gpu
 from fairseq_deep.core.aggregators import position_sums
-from tests.helpers.aggregators import sums_of_rows
-from tests.helpers.tensors import DOUBLE
+from fairseq_deep.core.aggregators.running_sums import FusedSums, first_row, make_sums, next_row
+from tests.helpers.tensors import DOUBLE, shake
 
 T, B, C, K = 3, 2, 12, 20
 each_form = pytest.mark.parametrize("form", ["running", "positions", "kernels"])
@@ -18,10 +20,11 @@ each_form = pytest.mark.parametrize("form", ["running", "positions", "kernels"])
 
 @pytest.fixture(autouse=True)
 def kernels(request, monkeypatch):
-    """Running sums by Triton's kernels in the interpreter, where the form says so."""
+    """Running sums by Triton's kernels in the interpreter, where the form says so, with few programs."""
     if request.node.callspec.params.get("form") == "kernels":
         pytest.importorskip("triton")
         monkeypatch.setattr(gpu, "on_cpu", True)
+        monkeypatch.setattr(gpu.find_kernels(torch.zeros(1)), "PROGRAMS", 4)
 
 
 def leaves(form, size=K, groups=1):
@@ -35,6 +38,16 @@ def leaves(form, size=K, groups=1):
 
 def masked(weights, window):
     return weights.tril().triu(1 - window)
+
+
+def sums_of_rows(weights, window, y_0, entry, norms=None):
+    """All sums x_0, x_1, ... by rows of *weights*, groups x R x R, where entry(r, x_{r-1}) or its norm is h_r."""
+    state = first_row(y_0, masked(weights, window), window)
+    sums = [state[0]]
+    for row in range(1, weights.size(1)):
+        state = next_row(state, row, entry(row, sums[-1]), norms[row] if norms else None)
+        sums.append(state[0])
+    return sums
 
 
 def naive(form, y_0, weights, window=100):
@@ -81,7 +94,7 @@ def grads(total, y_0, weights, **options):
 
 # rows, groups of features with weights of their own, window; running sums take rows in blocks
 SIZES = [("running", 1, 1, 100), ("running", 9, C, 1), ("running", K, 1, 100), ("running", 31, 3, 4),
-         ("positions", K, 1, 100)]  # fmt: skip
+         ("positions", K, 1, 100), ("kernels", 1, 1, 9), ("kernels", 7, 1, 3), ("kernels", 31, 1, 31)]  # fmt: skip
 
 
 @pytest.mark.parametrize("form, size, groups, window", SIZES)
@@ -130,21 +143,32 @@ def test_what_a_backward_pass_wants_is_freed_by_it(form):
         assert node.saved_tensors
 
 
-@pytest.mark.parametrize("groups", [1, 3, C])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype, groups):
-    """Sums are exact but for two roundings of the result; gradients of weights are exact for the gradients given."""
-    size, eps = 31, torch.finfo(dtype).eps
-    weights = (masked(torch.randn(groups, size, size), size) / size).requires_grad_()
-    entries = [torch.randn(T, B, C).to(dtype).requires_grad_() for _ in range(size)]
-    sums = sums_of_rows(weights, size, entries[0], lambda row, _: entries[row])
-    exact_weights = weights.detach().double().requires_grad_()
-    features = exact_weights.repeat(C // groups, 1, 1)
-    exact = torch.einsum("crk,ktbc->rtbc", features, torch.stack(entries).detach().double())
-    assert {entry.dtype for entry in sums} == {dtype}
-    torch.testing.assert_close(torch.stack(sums).double(), exact, rtol=2 * eps, atol=2 * eps * 0.2)
-    directions = torch.randn(size, T, B, C).to(dtype)
-    torch.autograd.backward(sums, list(directions))
-    exact.backward(directions.double())
-    assert weights.grad.dtype == torch.float32
-    torch.testing.assert_close(weights.grad.tril().double(), exact_weights.grad.tril(), rtol=1e-4, atol=1e-4)
+ROUNDED = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 0.016}
+WAYS = [("running", groups, (T, B, C), False) for groups in (1, 3, C)]
+WAYS += [("kernels", 1, shape, normed) for shape in ((3, 5), (T, B, 11), (1, 1030)) for normed in (False, True)]
+
+
+@pytest.mark.parametrize("form, groups, shape, normed", WAYS)
+@pytest.mark.parametrize("dtype", ROUNDED, ids=str)
+def test_sums_and_gradients_are_rounded_to_their_type_alone(dtype, form, groups, shape, normed):
+    """Sums are exact but for two roundings, or a third by a norm of entries, which kernels compute, too."""
+    size, near, found = 31, ROUNDED[dtype] * (4 if normed else 1), []
+    weights = torch.randn(groups, size, size, dtype=torch.promote_types(dtype, torch.float32)) / size
+    entries, directions = torch.randn(2, size, *shape, **DOUBLE).to(dtype)
+    norms = torch.nn.ModuleList(torch.nn.LayerNorm(shape[-1], dtype=dtype) for _ in range(size * normed))
+    shake(norms, 0.5, around=True)
+    assert isinstance(make_sums(weights, entries[0], size), FusedSums) == (form == "kernels")
+    for exact in (False, True):
+        w, *rows = (each.to(torch.float64 if exact else each.dtype).requires_grad_() for each in (weights, *entries))
+        own = copy.deepcopy(norms).double() if exact else norms
+        if exact:
+            inside = torch.stack([rows[0], *(norm(row) for norm, row in zip(own[1:], rows[1:]))] if normed else rows)
+            sums = torch.einsum("crk,k...c->r...c", masked(w, size).repeat(shape[-1] // groups, 1, 1), inside)
+        else:
+            sums = torch.stack(sums_of_rows(w, size, rows[0], lambda row, _, rows=rows: rows[row], own))
+        sources = [w, *rows, *own[1:].parameters()]
+        found.append([sums, *torch.autograd.grad(sums, sources, directions.to(sums.dtype))])
+    for number, (got, want, source) in enumerate(zip(*found, [entries, weights, *entries, *norms[1:].parameters()])):
+        assert got.dtype == source.dtype
+        limit = (near, near if normed else 1e-4)[number] if number < 2 else 4 * near
+        torch.testing.assert_close(got.double(), want, rtol=limit, atol=limit * float(want.std()))

@@ -3,7 +3,6 @@
 import torch
 
 from fairseq_deep.core.aggregators import AGGREGATORS
-from fairseq_deep.core.aggregators.running_sums import first_row, next_row
 from fairseq_deep.core.stack import MethodConfig, Stack
 from tests.helpers.tensors import DOUBLE, assert_same, shake
 
@@ -27,16 +26,6 @@ def read_path(aggregator, y_0, layers):
         state = aggregator.write(state, index, aggregator.combine(x, outputs))
         path.append(x)
     return [*path, aggregator.finish(state)]
-
-
-def sums_of_rows(weights, window, y_0, entry, norms=None):
-    """All sums x_0, x_1, ... by rows of *weights*, groups x R x R, where entry(r, x_{r-1}) or its norm is h_r."""
-    state = first_row(y_0, weights.tril().triu(1 - window), window)
-    sums = [state[0]]
-    for row in range(1, weights.size(1)):
-        state = next_row(state, row, entry(row, sums[-1]), norms[row] if norms else None)
-        sums.append(state[0])
-    return sums
 
 
 def run(aggregator, y_0, layers):
