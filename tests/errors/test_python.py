@@ -1,18 +1,30 @@
-"""Calls in Python that are refused in one line: python.txt."""
+"""Calls in Python that are refused in one line: python.txt; errors of checkpoints, tracebacks, and ``--help``."""
 
 import pytest
 import torch
+from fairseq.data import Dictionary
+from fairseq.models import FairseqEncoder
+from fairseq.safe_exit import OneLineError, line_of
+from fairseq.utils import parse_alignment
 
+import fairseq_deep
 from fairseq_deep import cli
 from fairseq_deep.core.aggregators import Dlcl
+from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from fairseq_deep.core.description import AXES
+from fairseq_deep.core.registry import Method, Registry
 from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.core.stack import MethodConfig, Stack
 from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.errors import UsageError
+from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.runtime import Translator
 from tests.errors import assert_says, rows
+from tests.helpers.flags import parse
+from tests.helpers.models import make_dictionary, task_of
+
+DLCL = "transformer_dlcl_2l2l_tiny"
 
 
 def stack(**more):
@@ -42,6 +54,7 @@ def names(trained, tmp_path_factory):
     batch = tokenizer(["We see."], return_tensors="pt")
     return {
         "stack": stack, "stacks": stacks, "method": method, "Dlcl": Dlcl, "SearchOptions": SearchOptions,
+        "model_of": lambda entries: build_architecture(DLCL, make_dictionary(entries)),
         "build": lambda stacks: Transformer.build(stacks, 20), "nan": float("nan"),
         "Translator": Translator, "run": str(trained), "translator": Translator(str(trained), cpu=True),
         "hub": DeepTransformerModel.from_pretrained(str(trained), "averaged.pt", **parts),
@@ -68,3 +81,103 @@ def test_the_hub_warns_of_unknown_tokens(names, caplog, monkeypatch):
     monkeypatch.setattr(names["hub"], "bpe", None)
     names["hub"].translate("We We We We γλώσσα")
     assert said in caplog.text
+
+
+def test_a_mistake_is_an_ordinary_exception_in_python(build):
+    """It does not end a notebook, and says what it says on the command line."""
+    with pytest.raises(Exception, match="^unknown --dlcl-init zero") as error:
+        build(DLCL, dlcl_init="zero")
+    assert not isinstance(error.value, SystemExit)
+    assert error.value.one_line == f"fairseq_deep: {error.value}"
+
+
+def test_a_programming_error_keeps_its_traceback():
+    def caught(function, *arguments):
+        try:
+            function(*arguments)
+        except Exception as error:
+            return error
+
+    assert line_of(caught(int, "a")) is None and line_of(caught(Dictionary().index, [])) is None
+    assert line_of(caught(Dictionary().add_from_file, "a/b")) == "a/b: No such file or directory; correct the path"
+    assert line_of(caught(torch.nn.functional.linear, torch.ones(2), torch.ones(3, 3))) is None
+    assert line_of(caught(FairseqEncoder(Dictionary()).reorder_encoder_out, 1, 2)) is None  # a method that is missing
+
+
+@pytest.mark.parametrize("arch", ["transformer", "deep_transformer", "transformer_dlcl_30l", "bart_base"])
+def test_help_shows_the_flags_of_the_architecture(arch, capsys):
+    with pytest.raises(SystemExit) as end:
+        parse("--arch", arch, "--criterion", "label_smoothed_cross_entropy", "--help")
+    told = capsys.readouterr().out
+    assert end.value.code == 0 and "--encoder-layers" in told and "--label-smoothing" in told
+    assert ("--dlcl-window" in told) == ("deep" in arch or "dlcl" in arch)
+    with pytest.raises(SystemExit):
+        parse("--help")
+    assert "--encoder-layers" not in capsys.readouterr().out
+
+
+def test_malformed_alignments():
+    for text in ("-1-0", "3", "a-b", "1-1-"):
+        with pytest.raises(OneLineError, match="must be SOURCE-TARGET"):
+            parse_alignment(f"0-0 {text}")
+    assert parse_alignment("0-1 2-3").tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name, home", [
+    ("Dlcl", "core.aggregators"), ("Highway", "core.residuals"), ("Stack", "core.stack"), ("Translator", "runtime"),
+])  # fmt: skip
+def test_a_class_of_another_module_is_named(name, home):
+    with pytest.raises(ImportError, match=f"from fairseq_deep.{home} import {name}$"):
+        getattr(fairseq_deep, name)
+    exec(f"from fairseq_deep.{home} import {name}")
+    assert not hasattr(fairseq_deep, "Unknown") and not hasattr(fairseq_deep, "dlcl")
+
+
+def test_a_name_is_registered_once():
+    registry = Registry("--axis")
+    for _ in range(2):  # a module may be imported twice
+        registry.register("x")(type("X", (Method,), {}))
+    with pytest.raises(ValueError, match="already registered"):
+        registry.register("x")(type("Y", (Method,), {}))
+
+
+def test_shared_embeddings_of_two_dictionaries(build, dictionary):
+    args = build(DLCL).args
+    args.share_all_embeddings = True
+    with pytest.raises(UsageError, match="--joined-dictionary"):
+        DeepTransformerModel.build_model(args, task_of(dictionary, Dictionary()))
+
+
+@pytest.mark.parametrize("flags", [
+    {"encoder_layers": 3}, {"layer_agg": "residual"}, {"encoder_ffn_embed_dim": 8},
+    *({"decoder_attn": name} for name in DECODER_ATTENTIONS.names() if name not in ("self", "luna")),
+    {"encoder_attn": "luna", "decoder_attn": "luna"},
+], ids=str)  # fmt: skip
+def test_a_checkpoint_of_another_architecture(build, flags):
+    models = build(DLCL), build(DLCL, **flags)
+    for one, other in (models, models[::-1]):
+        with pytest.raises(UsageError) as error:
+            one.load_state_dict(other.state_dict())
+        assert "another architecture" in error.value.message
+
+
+@pytest.mark.parametrize("flag", ["share_all_embeddings", "share_decoder_input_output_embed"])
+def test_a_checkpoint_with_separate_tables_where_the_model_has_one(flag, build):
+    shares = {"share_all_embeddings": False, "share_decoder_input_output_embed": False}
+    model, state = build(DLCL, **{**shares, flag: True}), build(DLCL, **shares).state_dict()
+    with pytest.raises(UsageError, match="decoder.[a-z_]+.weight differ, and the model shares them: omit --share-"):
+        model.load_state_dict(state)
+    diverged = {name: value * torch.nan for name, value in model.state_dict().items()}
+    model.load_state_dict({name: value.clone() for name, value in diverged.items()})
+
+
+def test_weights_of_an_unsupported_type(build):
+    model = build(DLCL)
+    state = model.state_dict()
+    for dtype in (torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn):
+        changed = {name: value.to(dtype) if value.dim() > 1 else value for name, value in state.items()}
+        with pytest.raises(UsageError, match=f"unsupported type .encoder.embed_tokens.weight has the type {dtype}, "):
+            model.load_state_dict(changed)
+    for value in (None, 3.5, "x"):
+        with pytest.raises(UsageError, match=f"encoder.embed_tokens.weight has the type {type(value).__name__}; 1 "):
+            model.load_state_dict({**state, "encoder.embed_tokens.weight": value})

@@ -135,19 +135,15 @@ def saved(folder, name="checkpoint_last.pt"):
 
 
 def load_trained(path):
-    """Models, settings and task of the checkpoint at *path*, with the data that its training had."""
+    """Model, settings and task of the checkpoint at *path*, and the batches of its first epoch in their order."""
     data = saved(path.parent, path.name)["cfg"]["task"]["data"]
-    return checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides={"data": data})
-
-
-def training_batches(cfg, task):
-    """The batches of the first epoch in their order."""
+    [model], cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides={"data": data})
     task.load_dataset("train")
     epoch = task.get_batch_iterator(
         task.dataset("train"), max_tokens=cfg.dataset.max_tokens, seed=cfg.common.seed, epoch=1,
         required_batch_size_multiple=cfg.dataset.required_batch_size_multiple,
     )  # fmt: skip
-    return list(epoch.next_epoch_itr(shuffle=True))
+    return model, cfg, task, list(epoch.next_epoch_itr(shuffle=True))
 
 
 def hypotheses(done):

@@ -133,21 +133,11 @@ def block(*packages):
             sys.modules[name] = None
 
 
-def read_command_line():
-    """A usual one, so that what this takes is ready."""
-    from fairseq import options
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
-    usual = "--arch transformer --optimizer adam --lr-scheduler inverse_sqrt --criterion label_smoothed_cross_entropy"
-    convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), ["data", *usual.split()]))
-
-
 def main(listener, *modules):
     sys.path.insert(0, str(ROOT))
     for module in (*PROGRAMS, "torch._dynamo", *modules):
         importlib.import_module(module)
     del sys.path[0]
-    read_command_line()
     for module in PROGRAMS:  # a fork imports its own again, which sets up the logs
         del sys.modules[module]
     logging.basicConfig(force=True, handlers=[], level=logging.WARNING)

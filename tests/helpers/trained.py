@@ -8,17 +8,16 @@ from types import SimpleNamespace
 from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.recipes.text import subwords
 from tests.helpers.commands import run, train_command
-from tests.helpers.recipes import WORDS
+from tests.helpers.recipes import WORDS, write_pairs
 
 
 def write_text(folder, rng):
     """Pairs of three sets in *folder*: a few words in any order."""
-    folder.mkdir(parents=True)
     for split, count in (("train", 200), ("valid", 10), ("test", 40)):
         pairs = [[rng.choice(list(WORDS.items())) for _ in range(rng.randint(2, 6))] for _ in range(count)]
-        for lang, side in (("en", 0), ("de", 1)):
-            lines = [" ".join(word[side] for word in pair).capitalize() + rng.choice(".!") for pair in pairs]
-            (folder / f"{split}.{lang}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        sides = [[" ".join(word[side] for word in pair).capitalize() + rng.choice(".!") for pair in pairs]
+                 for side in (0, 1)]  # fmt: skip
+        write_pairs(folder, **{split: zip(*sides)})
 
 
 def train_recipe(exp, *dictionaries, **training):

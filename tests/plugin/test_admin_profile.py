@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq import utils
 
-from tests.helpers.commands import EXACT, load_trained, losses, run, saved, train_command, training_batches
+from tests.helpers.commands import EXACT, load_trained, losses, run, saved, train_command
 from tests.helpers.models import POSTNORM as POST
 
 PROFILE = ("--deep-init", "admin", "--admin-start", "profile")
@@ -38,12 +38,12 @@ def trained(data, tmp_path_factory):
 
 def fresh(path):
     """The model in the checkpoint *path* as it was before its first update, and the first two training batches."""
-    _, cfg, task = load_trained(path)
+    _, cfg, task, batches = load_trained(path)
     utils.set_torch_seed(cfg.common.seed)
     model = task.build_model(cfg.model)
     for cancel in model.waiting:
         cancel()
-    return model.train(), training_batches(cfg, task)[:2]
+    return model.train(), batches[:2]
 
 
 @torch.no_grad()

@@ -1,12 +1,17 @@
 """Settings that depend on validation, and the checkpoint that a run starts from: none is ignored or inverted."""
 
+import argparse
 import re
 from types import SimpleNamespace as Settings
 
 import pytest
 import torch
 from fairseq import safe_metric
+from fairseq.data import Dictionary
+from fairseq.tasks.translation import TranslationTask
 
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.training.evaluation import check_evaluation
 from tests.helpers.commands import losses, run, saved, train_command
 
 ONE = ("--max-update", "1", "--lr", "1e-9")
@@ -89,3 +94,33 @@ def test_the_default_checkpoint_may_be_named_before_it_exists(small, tmp_path):
     (tmp_path / "checkpoint_last.pt").rename(tmp_path / "other.pt")
     done = run(*train_command(small, tmp_path, *ONE, "--restore-file", "other.pt"), check=False)
     assert f"--restore-file other.pt: no such file; give {tmp_path}/other.pt, or omit it" in done.text
+
+
+def check_bleu(text, **flags):
+    check_evaluation(argparse.Namespace(**{"eval_bleu": True, "eval_bleu_args": text, **flags}))
+
+
+@pytest.mark.parametrize("lang, tokenized, score", [("zh_CN", False, 100), ("zho_Hans", False, 100), ("th", False, 100),
+                                                    ("de", False, 0), ("zh", True, 0)])  # fmt: skip
+def test_the_tokenizer_is_that_of_the_target_language(lang, tokenized, score):
+    """A perfect translation without blanks between its words."""
+    dictionary = Dictionary()
+    target = dictionary.encode_line("\u6211\u4eec\u4eca\u5929\u53bb\u5b66\u6821")[None].long()
+    task = TranslationTask(
+        argparse.Namespace(target_lang=lang, eval_bleu_remove_bpe=None, eval_bleu_print_samples=False,
+                           eval_tokenized_bleu=tokenized), dictionary, dictionary,
+    )  # fmt: skip
+    task.tokenizer = None
+    task.inference_step = lambda generator, models, sample, prefix_tokens: [[{"tokens": sample["target"][0]}]]
+    assert task._inference_with_bleu(None, {"target": target}, None).score == pytest.approx(score)
+
+
+def test_a_tokenizer_that_is_not_installed_is_named_before_training(monkeypatch):
+    from sacrebleu import metrics
+
+    def refuse(**options):
+        raise RuntimeError("Japanese tokenization requires extra dependencies")
+
+    monkeypatch.setattr(metrics, "BLEU", refuse)
+    with pytest.raises(UsageError, match="sacreBLEU requires a tokenizer for 'ja_XX': pip install 'sacrebleu.ja.'"):
+        check_bleu("{}", target_lang="ja_XX")

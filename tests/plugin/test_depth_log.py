@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fairseq_deep.core.diagnostics import depth_record, layer_gradient_norms, stream_statistics
-from tests.helpers.commands import EXACT, entries, load_trained, run, train_command, training_batches
+from tests.helpers.commands import EXACT, entries, load_trained, run, train_command
 
 SIDES = {"enc": "encoder", "dec": "decoder"}
 FLAGS = (*EXACT, "--disable-validation")
@@ -27,9 +27,8 @@ def depth(entry):
 
 def loaded(checkpoint, batches):
     """The model in *checkpoint* with the gradients of these training batches, the batches, and the number of words."""
-    [model], cfg, task = load_trained(checkpoint)
-    criterion, every = task.build_criterion(cfg.criterion), training_batches(cfg, task)
-    samples, words = [every[number] for number in batches], 0
+    model, cfg, task, every = load_trained(checkpoint)
+    criterion, samples, words = task.build_criterion(cfg.criterion), [every[number] for number in batches], 0
     for sample in samples:
         loss, sample_size, _ = criterion(model.train(), sample)
         loss.backward()
@@ -89,7 +88,7 @@ def test_weights_of_the_aggregators_are_those_after_the_update(logged):
     """They are the summary of the saved model, which ``tests/core/test_diagnostics.py`` compares by hand."""
     folder, found, _ = logged
     for update in (1, 3):
-        [model], *_ = load_trained(folder / f"checkpoint_1_{update}.pt")
+        model, *_ = load_trained(folder / f"checkpoint_1_{update}.pt")
         expected, actual = ({name: value for name, value in record.items() if name.startswith(("dlcl_", "lstm_"))}
                             for record in (depth_record(model), found[update]))  # fmt: skip
         assert actual == pytest.approx(expected, **DIGITS) and expected

@@ -1,4 +1,7 @@
-"""docs/tools and the command lines of all pages and of ``--help``, compared with the parser of ``fairseq-deep``."""
+"""docs/tools and the command lines of all pages and of ``--help``, compared with the parser of ``fairseq-deep``; links.
+
+``tests/run.sh --docs`` also checks anchors, equations and the site.
+"""
 
 import re
 import shlex
@@ -12,16 +15,15 @@ from fairseq_deep.cli import RAW, make_parser
 from fairseq_deep.recipes.commands.recipe import tasks
 from fairseq_deep.recipes.compare.options import Compare
 from fairseq_deep.recipes.recipe import Recipe
-from tests.helpers.docs import command_lines
+from tests.helpers.docs import PAGES, command_lines
 from tests.helpers.paths import ROOT
 
 FOLDER = ROOT / "docs/tools"
 PARSER, COMMANDS = make_parser()
 DRIVERS = {"recipe": Recipe, "compare": Compare}
-PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for each in ("docs", "examples")
-                              for path in (ROOT / each).rglob("*.md"))]  # fmt: skip
+CURRENT = [page for page in map(str, PAGES) if not page.startswith("benchmarks")]  # the others were run once
 EXAMPLES = {name: shlex.split(import_module(f"fairseq_deep.{module}").EXAMPLE) for name, module in MODULES.items()}
-LINES = [(page, words[1:]) for page in PAGES for words in command_lines(page, "fairseq-deep")]
+LINES = [(page, words[1:]) for page in CURRENT for words in command_lines(page, "fairseq-deep")]
 LINES += [("--help", words[1:]) for words in EXAMPLES.values()]
 SCRIPTS = ["./run_wmt16_ende.sh", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("examples/*/run.sh")))]
 
@@ -63,7 +65,16 @@ def test_command_lines_are_accepted(page):
 def test_recipe_lines_are_accepted(script):
     """Those of each recipe, on all pages."""
     kind = re.search(r'/start\.sh" (\w+)', (ROOT / script).read_text(encoding="utf-8"))[1]
-    lines = [words[1:] for page in PAGES for words in command_lines(page, script)]
+    lines = [words[1:] for page in CURRENT for words in command_lines(page, script)]
     assert lines
     for words in lines:
         DRIVERS[kind]().parse(words)
+
+
+def test_links_lead_to_files():
+    broken = []
+    for page in PAGES:
+        text = re.sub(r"(?ms)^ *```.*?^ *```|`[^`\n]*`(?!\])", "", (ROOT / page).read_text(encoding="utf-8"))
+        targets = [it for it in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in it]
+        broken += [f"{page}: {it}" for it in targets if not ((ROOT / page).parent / it).exists()]
+    assert PAGES and broken == []
