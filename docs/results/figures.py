@@ -227,11 +227,11 @@ SHALLOW = {
 }  # fmt: skip
 
 TABLES = {
-    "readme": lambda: markdown(
-        ["BLEU, mean of three seeds", "6 encoder layers", "20 encoder layers"],
-        [[name, *(spread("bleu", 2, ends=False)("depth", f"{key}_{layers}") for layers in (6, 20))]
-         for name, key in (("plain pre-norm", "pre"), ("DLCL", "dlcl"), ("CompleteP", "completep"))],
-    ),
+    "readme": lambda: of_runs("six", ["BLEU, mean", "- plain"], {
+        "plain pre-norm": "pre", "DLCL: each layer reads a learned sum of all layers below": "dlcl",
+        "depth-wise LSTM: it replaces residual connections": "lstm",
+        "CompleteP: residual branches times 1 / depth": "completep",
+        "`transformer_modern_6l`: CompleteP, SwiGLU, RMSNorm, rotary positions": "modern"}, first="6 + 6 layers"),
     "depth": lambda: of_runs("depth", SCORES, BY_DEPTH),
     "large-updates": lambda: of_runs("large-updates-6-24", ["updates", "trained on", "seeds", *SCORES], {
         "CompleteP, 6 layers": "completep_6-rate0.008", "the same, too high rate": "completep_6",
