@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -15,17 +14,15 @@ from tests.helpers.forkserver import BIN, SCRIPTS, in_fork
 from tests.helpers.paths import PACKAGE
 
 
-def run(*command, stdin="", check=True, cwd=None, env=None, real=False, prepare=None, processes=1):
+def run(*command, stdin="", check=True, cwd=None, env=None, prepare=None, processes=1):
     """Run a console script of this environment with one thread; on failure, show what it printed.
 
     The ended process that it returns has all output as ``text``. The command runs in a fork of a process that has
-    imported what it needs; *real* starts it as a user does. *prepare*: "module:function" and its arguments, called
-    there before it. *processes*: of a training, that many; see :func:`run_together`.
+    imported what it needs; one that is named by its path is started as a user does. *prepare*: "module:function" and
+    its arguments, called there before it. *processes*: of a training, that many; see :func:`run_together`.
     """
     line = [str(part) for part in command]
-    if line[0] == sys.executable and not real:
-        line[0] = "python3"
-    if line[0] in (*SCRIPTS, "python3") and not real:
+    if line[0] in (*SCRIPTS, "python3"):
         line = in_fork(line)
     env = {
         **os.environ,
@@ -65,21 +62,13 @@ WITHOUT_PLUGIN = ("tests.helpers.forkserver:block", "fairseq_deep")
 WITHOUT_FAIRSEQ = ("tests.helpers.forkserver:block", "fairseq", "omegaconf", "hydra")
 
 
-def write_pairs(path, count, rng, leave_out=(), longest=8):
-    """Random strings of 3 to *longest* digits (path.src) and their reversals (path.tgt).
-
-    Returns:
-        the *count* strings, none of them of *leave_out*
-    """
-    written = []
+def write_pairs(path, count, rng, longest=8):
+    """Random strings of 3 to *longest* digits (path.src) and their reversals (path.tgt)."""
     with open(f"{path}.src", "w") as source, open(f"{path}.tgt", "w") as target:
-        while len(written) < count:
+        for _ in range(count):
             digits = " ".join(str(rng.randrange(10)) for _ in range(rng.randint(3, longest)))
-            if digits not in leave_out:
-                print(digits, file=source)
-                print(digits[::-1], file=target)
-                written.append(digits)
-    return written
+            print(digits, file=source)
+            print(digits[::-1], file=target)
 
 
 def binarise(folder, splits, *flags):

@@ -119,12 +119,7 @@ def before_each_update(act):
 
 def send(number, update):
     """Called there, too: it sends itself a signal in the middle of the update after *update*."""
-
-    def act(trainer):
-        if trainer.get_num_updates() == update:
-            os.kill(os.getpid(), number)
-
-    before_each_update(act)
+    before_each_update(lambda trainer: trainer.get_num_updates() == update and os.kill(os.getpid(), number))
 
 
 def poison(name, value, updates, backward=False, rank="0"):

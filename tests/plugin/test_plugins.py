@@ -12,7 +12,7 @@ from fairseq_deep.core.registry import PLUGINS, UsageError, load_plugins
 from fairseq_deep.plugin.models.hydra import known_flags
 from fairseq_deep.runtime.packaged.config import model_settings
 from fairseq_deep.tools import doctor
-from tests.helpers.commands import WITHOUT_FAIRSEQ, run, train_command
+from tests.helpers.commands import BIN, WITHOUT_FAIRSEQ, run, train_command
 from tests.helpers.paths import ROOT
 
 
@@ -46,7 +46,8 @@ def test_all_commands_know_a_method_of_an_installed_package(install, small, tmp_
     install()
     assert "page_weight" in model_settings() and "page_weight" in known_flags()
     flags = ("--layer-agg", "page", "--page-weight", "0.3", "--max-update", "1")
-    run(*train_command(small, tmp_path / "save", *flags, arch="transformer_prenorm_2l2l_tiny"), real=True)
+    program, *words = train_command(small, tmp_path / "save", *flags, arch="transformer_prenorm_2l2l_tiny")
+    run(BIN / program, *words)
     checkpoint, package = tmp_path / "save/checkpoint_last.pt", tmp_path / "package"
     line = tmp_path / "line"
     line.write_text("1 2 3\n")

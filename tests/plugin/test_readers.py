@@ -1,7 +1,5 @@
 """Threads that read ahead end before the interpreter does."""
 
-import sys
-
 from tests.helpers.commands import run
 
 SCRIPT = """
@@ -28,4 +26,4 @@ time.sleep(0.5)
 
 
 def test_the_interpreter_ends_without_readers_but_does_not_wait_for_ever():
-    assert run(sys.executable, "-c", SCRIPT).stdout.split() == ["1", "1", "0"]
+    assert run("python3", "-c", SCRIPT).stdout.split() == ["1", "1", "0"]

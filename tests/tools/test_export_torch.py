@@ -38,7 +38,7 @@ def test_the_example_translates_raw_text_as_translate_does(recipe, trained):
     found += r"\(test.en, beam 3, lenpen 0.8\)\n"
     assert re.search(f" -> {file}: beam 3, 64 positions; {found}", done.stdout) and done.stderr == ""
     lines = [*(trained / "text/raw/test.en").read_text().splitlines(), "", "Unknown Words?"]
-    shown = run(sys.executable, EXAMPLE, file, stdin="\n".join(lines) + "\n", prepare=WITHOUT_PLUGIN)
+    shown = run("python3", EXAMPLE, file, stdin="\n".join(lines) + "\n", prepare=WITHOUT_PLUGIN)
     assert shown.stdout.split("\n")[:-1] == Translator(str(trained), cpu=True).translate(lines)
     assert shown.stderr == "" and len({*shown.stdout.split("\n")}) > 5
 
