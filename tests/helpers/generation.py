@@ -1,4 +1,4 @@
-"""Models, batches and hypotheses of beam search."""
+"""Models for beam search, and tolerances."""
 
 import argparse
 import functools
@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from fairseq_deep.core.native import library
-from tests.helpers.invariances import NEAR
-from tests.helpers.models import make_batch
 
 near = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=2e-5)
 
@@ -28,23 +26,6 @@ def strengthen(model):
                 parameter.normal_(std=0.4)
 
 
-def make_sample(dictionary, lengths):
-    source, lengths, _ = make_batch(dictionary, lengths=lengths)
-    source[:, -1] = dictionary.eos()
-    return {"id": torch.arange(len(lengths)), "net_input": {"src_tokens": source, "src_lengths": lengths}}
-
-
 def prepare(model, **flags):
     """What ``fairseq-generate`` does with a model that it has loaded."""
     model.prepare_for_inference_(argparse.Namespace(generation=argparse.Namespace(**flags)))
-
-
-def assert_same(actual, expected, attention=True):
-    """The same hypotheses of each sentence in the same order, with scores and, unless told otherwise, attention."""
-    assert len(actual) == len(expected) > 0
-    for ours, theirs in zip(actual, expected):
-        assert [hypothesis["tokens"].tolist() for hypothesis in ours] == [h["tokens"].tolist() for h in theirs]
-        for got, want in zip(ours, theirs):
-            for name in ("score", "positional_scores", *(["attention"] if attention else [])):
-                assert got[name].numel() > 0 or name != "attention"
-                torch.testing.assert_close(got[name], want[name], **NEAR)

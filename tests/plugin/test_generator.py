@@ -20,9 +20,10 @@ from fairseq_deep.core.search.candidates import BLOCK, best_candidates, log_norm
 from fairseq_deep.core.search.choices import draw
 from fairseq_deep.plugin.generator import AlignedGenerator, Generator
 from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
-from tests.helpers.generation import assert_same, make_sample, prepare, strengthen
+from tests.helpers.generation import prepare, strengthen
+from tests.helpers.invariances import NEAR
 from tests.helpers.methods import METHODS, OPTIONS
-from tests.helpers.models import fairseq_transformer, tiny_flags
+from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
 
 LENGTHS = (7, 3, 5, 2, 6, 7, 1)
 CASES = ["layer_agg-residual", "layer_agg-dlcl", "layer_agg-lstm", "decoder_attn-average", "decoder_attn-merged",
@@ -87,6 +88,23 @@ def lively(build, dictionary):
         return model
 
     return make
+
+
+def make_sample(dictionary, lengths):
+    source, lengths, _ = make_batch(dictionary, lengths=lengths)
+    source[:, -1] = dictionary.eos()
+    return {"id": torch.arange(len(lengths)), "net_input": {"src_tokens": source, "src_lengths": lengths}}
+
+
+def assert_same(actual, expected, attention=True):
+    """The same hypotheses of each sentence in the same order, with scores and, unless told otherwise, attention."""
+    assert len(actual) == len(expected) > 0
+    for ours, theirs in zip(actual, expected):
+        assert [hypothesis["tokens"].tolist() for hypothesis in ours] == [h["tokens"].tolist() for h in theirs]
+        for got, want in zip(ours, theirs):
+            for name in ("score", "positional_scores", *(["attention"] if attention else [])):
+                assert got[name].numel() > 0 or name != "attention"
+                torch.testing.assert_close(got[name], want[name], **NEAR)
 
 
 def compare(models, dictionary, given=None, attention=False, searches=True, stock=None, lengths=LENGTHS, **options):
