@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
-    "core/aggregators": "aggregators half_precision dlcl running_sums lstm routing "
+    "core/aggregators": "aggregators half_precision running_sums lstm routing "
     "hyper_connections diagnostics layer_drop plain_pytorch inits snapshots dropout "
     "whole_models golden methods",
     "core/attention": "masks layer_options alignment decoding decoder_attentions languages "

@@ -95,6 +95,31 @@ def test_it_starts_as_the_plain_stack(norm, name, options):
         assert not torch.allclose(run(aggregator, y_0, layers), expected, rtol=0.01)
 
 
+@pytest.mark.parametrize("weight_type", ["scalar", "scalar_3", "vector"])
+def test_only_a_dlcl_of_the_newest_entry_without_a_norm_is_a_plain_stack(weight_type):
+    def make_dlcl(norm="pre", **options):
+        return make("dlcl", 5, C, norm, weight_type=weight_type, **options)
+
+    last = make_dlcl(no_norm=True, init="last")
+    assert last.is_plain()
+    assert make_dlcl(no_norm=True, init="one", window=1).is_plain()
+    assert make_dlcl(no_norm=True, normalize=True, window=1).is_plain()
+    assert not make_dlcl(no_norm=True).is_plain() and not make_dlcl(no_norm=True, normalize=True).is_plain()
+    assert not make_dlcl(init="last").is_plain() and not make_dlcl("post", init="last").is_plain()
+    with torch.no_grad():
+        last.weight[2, 1] += 1e-6
+    assert not last.is_plain()
+
+
+@torch.no_grad()
+def test_a_window_of_dlcl_drops_the_entries_that_nothing_reads():
+    aggregator, y_0 = make("dlcl", 5, C, window=2), torch.randn(T, B, C)
+    state = aggregator.start(y_0)
+    for index in range(5):
+        state = aggregator.write(state, index, y_0)
+    assert len(state) == 1 + 2
+
+
 @pytest.mark.parametrize("name", sorted({*OPTIONS} - {"gtrans", "mlrf", "routing", *SPLIT}))
 def test_a_stack_without_layers_passes_the_embeddings_on(name):
     x = torch.randn(T, B, C)
