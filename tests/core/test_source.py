@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_deep.plugin.training.adam import FusedAdam
-from tests.helpers.methods import FORMS
+from tests.helpers.methods import methods
 from tests.helpers.models import make_dictionary
 
+METHODS = dict(methods(inits=True))
 SYMBOLS, LENGTH = 8, 3
 BLIND = LENGTH * math.log(SYMBOLS) / (LENGTH + 1)  # nats per token; the end of a sentence is certain
 WARMUP = 20
 UPDATES = 120  # four times what a plain pre-norm stack takes, of 6 + 6 as of 12 + 12 layers
 # BranchNorm opens its branches while the learning rate rises, and ProRes those of all layers in about that time
-SCHEDULES = {"branchnorm": {"branchnorm_updates": WARMUP}, "prores": {"prores_period": 2}}
+SCHEDULES = {"residual-branchnorm": {"branchnorm_updates": WARMUP}, "residual-prores": {"prores_period": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +42,15 @@ def loss_of(model, source, target, before):
 
 
 # their residual branches are small at the start, and they need at least four times the updates of plain pre-norm
-SLOW = ("b2t", "layerscale", "dense_sum")
-SAMPLE = ("dlcl", "lstm")  # papers' main methods; all others are for the night
+SLOW = ("residual-b2t", "residual-layerscale")
+SAMPLE = ("layer_agg-dlcl", "layer_agg-lstm")  # papers' main methods; all others are for the night
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in SAMPLE else [pytest.mark.nightly])
-                                  for name in FORMS if name not in SLOW])  # fmt: skip
+                                  for name in METHODS if name not in SLOW])  # fmt: skip
 def test_the_source_is_used(name, build, dictionary):
     """The loss on new strings is below BLIND, and much higher with the sources of others."""
-    (arch, flags), depth = FORMS[name], {"encoder_layers": 6, "decoder_layers": 6}
+    (arch, flags), depth = METHODS[name], {"encoder_layers": 6, "decoder_layers": 6}
     model = build(arch, dim=32, share_all_embeddings=True, **depth, **flags, **SCHEDULES.get(name, {}))
     adam = FusedAdam(model.parameters(), betas=(0.9, 0.98))
     for update in range(UPDATES):

@@ -1,10 +1,7 @@
 """Small models of every method, as (architecture, flags), by name; for tests that run them all."""
 
-import re
-
 from fairseq_deep.core.description import AXES
 from fairseq_deep.core.residuals import RESIDUALS
-from fairseq_deep.plugin.architectures import ARCHITECTURES
 from tests.helpers.models import POSTNORM, PRENORM, TINY
 
 LSTM, DLCL = "transformer_lstm_2l2l_tiny", "transformer_dlcl_2l2l_tiny"
@@ -15,12 +12,12 @@ NEEDS = {"msc": {"layer_agg": "msc", "decoder_memory": "msc"}, "lstm": NO_FFN, "
          "luna": {"encoder_attn": "luna"}}  # fmt: skip
 
 
-def methods():
-    """Each method of each axis; of the initialisations, those that change what a layer computes."""
+def methods(inits=False):
+    """Each method of each axis; of initialisations, all if *inits*, else those that change what a layer computes."""
     for axis, (registry, _) in AXES.items():
         for name in registry.names():
             method = registry.get(name)
-            if axis == "deep_init" and method.layer_norm and not method.connects:
+            if not inits and axis == "deep_init" and method.layer_norm and not method.connects:
                 continue
             norms = getattr(method, "norms", ("pre",))
             yield f"{axis}-{name}", (PRENORM if "pre" in norms else POSTNORM, {axis: name, **NEEDS.get(name, {})})
@@ -144,23 +141,3 @@ def depths(name, flags):
     """Flags for a case of `METHODS` or `OPTIONS`: one layer in each stack, unless it is about several layers."""
     several = {"layer_agg", "decoder_memory", "value_residual"} & {*flags} or flags.get("residual") == "mix-ln"
     return {} if several or name not in (PRENORM, POSTNORM) else {"encoder_layers": 1, "decoder_layers": 1}
-
-
-def forms():
-    """Each system of the table of architectures, whatever its depth, and each method that has none to itself."""
-    rows = {}
-    for row in sorted(ARCHITECTURES.values(), key=lambda row: (row.encoder_layers, row.decoder_layers)):
-        rows.setdefault(re.sub(r"transformer_(.*?)_\d+l(?![a-z]).*", r"\1", row.name), row)
-    for name, row in rows.items():
-        yield name, (row.name, {})
-    alone = [row for name, row in rows.items() if len(row.methods) == 1 and name != "modern"]  # which has options, too
-    known = {method for row in alone for method in row.methods}
-    for axis, (registry, default) in AXES.items():
-        for name in sorted({*registry.names()} - known - {default}):
-            for norm in getattr(registry.get(name), "norms", ("pre",)):
-                if norm == "pre" or axis in ("deep_init", "residual"):
-                    flags = {axis: name, **NEEDS.get(name, {})}
-                    yield f"{norm}norm {name}", (f"transformer_{norm}norm_2l2l_tiny", flags)
-
-
-FORMS = dict(forms())
