@@ -7,8 +7,7 @@ import torch
 
 from fairseq_deep.core.attention import multihead
 from fairseq_deep.core.registry import UsageError
-from tests.helpers.generation import near, without_kernels
-from tests.helpers.steps import BEAM, MODELS, orders, steps
+from tests.helpers.steps import BEAM, MODELS, near, orders, steps, without_kernels
 from tests.helpers.tensors import Kernels
 
 ROUNDED = {"rtol": 1e-4, "atol": 1e-4}

@@ -4,6 +4,7 @@ The methods are those of ``tests/helpers/methods.py``; initialisations that only
 no program of their own.
 """
 
+import argparse
 import copy
 import io
 
@@ -17,7 +18,6 @@ from fairseq_deep.core.decoding.int8 import Int8Linear
 from fairseq_deep.core.description import AXES
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.torch_export import SourceProgram, StepProgram, export_decoding_step, export_encoder
-from tests.helpers.generation import prepare
 from tests.helpers.methods import DLCL, LALN, LALT, LSTM, METHODS, OPTIONS, POSTNORM, depths
 from tests.helpers.models import make_batch
 from tests.helpers.tensors import shake
@@ -106,7 +106,7 @@ def assert_encoder(program, encode, sources):
 def test_programs_serve_all_positions_and_batches(case, make, dictionary):
     """Batches of other sizes than the example, beams in new orders, with and without padding; stored, when prepared."""
     model, beam = make(case, encoder_layers=1, decoder_layers=1), 3
-    prepare(model)
+    model.prepare_for_inference_(argparse.Namespace(generation=argparse.Namespace()))
     encode, sources = SourceProgram(model, beam, CAPACITY), batches(dictionary, (5, 3, 4), (7,), (4, 4))
     assert_encoder(stored(export_encoder(model, beam, CAPACITY)), encode, sources)
     step = stored(export_decoding_step(model, beam, CAPACITY))

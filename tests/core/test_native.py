@@ -18,8 +18,7 @@ from fairseq_deep.core.native.steps import begin_step
 from fairseq_deep.core.residuals.branchnorm import BranchNorm
 from fairseq_deep.core.residuals.peri import PeriNorm
 from fairseq_deep.errors import UsageError
-from tests.helpers.generation import near, without_kernels
-from tests.helpers.steps import orders, steps_of_search
+from tests.helpers.steps import near, orders, steps_of_search, without_kernels
 
 pytestmark = [pytest.mark.skipif(load() is None, reason=f"decoding uses {status()}"),
               pytest.mark.usefixtures("no_gradients")]  # fmt: skip

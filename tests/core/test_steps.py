@@ -15,8 +15,19 @@ from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.lstm import NativeLstm
 from fairseq_deep.core.native.packed import PacksWeight
 from fairseq_deep.core.native.steps import NativeAttention
-from tests.helpers.generation import near, without_kernels
-from tests.helpers.steps import BEAM, MODELS, PAD, SENTENCES, STEPS, batch, orders, steps, steps_of_search
+from tests.helpers.steps import (
+    BEAM,
+    MODELS,
+    PAD,
+    SENTENCES,
+    STEPS,
+    batch,
+    near,
+    orders,
+    steps,
+    steps_of_search,
+    without_kernels,
+)
 
 with_kernels = pytest.mark.skipif(load() is None, reason=f"decoding uses {status()}")
 pytestmark = pytest.mark.usefixtures("no_gradients")

@@ -7,8 +7,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq_deep.runtime import packaged
 from fairseq_deep.runtime.dictionary import Dictionary
 from fairseq_deep.runtime.model import untrained
-from tests.helpers.generation import strengthen
-from tests.helpers.models import tiny_flags
+from tests.helpers.models import strengthen, tiny_flags
 
 TASK = {"source_lang": "src", "target_lang": "tgt", "left_pad_source": True, "left_pad_target": False,
         "max_source_positions": 1024, "max_target_positions": 1024, "truncate_source": False}  # fmt: skip

@@ -69,6 +69,14 @@ def fairseq_transformer(dictionary, norm="postnorm", kind=TransformerModel, **fl
     return kind.build_model(args, task_of(dictionary))
 
 
+def strengthen(model):
+    """Give matrices weights that make words and sources matter."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.4)
+
+
 def full_size(name, entries, **flags):
     """The architecture *name*, as wide as it is, with a vocabulary of that size; its weights are not initialised."""
     with skip_initialisation():

@@ -1,9 +1,15 @@
 """Decoding steps: a table of models, and one script of a search that all engines run."""
 
+import functools
+
+import pytest
 import torch
+
+from fairseq_deep.core.native import library
 
 LSTM, PRE, POST = "transformer_lstm_6l", "transformer_prenorm_6l", "transformer_postnorm_6l"
 SENTENCES, BEAM, PAD, STEPS = 3, 3, 1, 12
+near = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=2e-5)
 
 # architecture, flags, and what kernels run in a step of two layers: all of it, all layers one by one, attentions and
 # LSTM, or a number of attentions, around which PyTorch runs the layers
@@ -37,6 +43,13 @@ MODELS = {
     "LSTM with biases": (LSTM, {"lstm_biases": True}, "lstm"),
     "languages": (PRE, {"language_norm": True, "language_transform": True}, 4),
 }
+
+
+def without_kernels(run):
+    """What *run* returns where C++ kernels are off."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "enabled", False)
+        return run()
 
 
 def orders(count, leave=()):

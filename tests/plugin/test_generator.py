@@ -20,10 +20,9 @@ from fairseq_deep.core.search.candidates import BLOCK, best_candidates, log_norm
 from fairseq_deep.core.search.choices import draw
 from fairseq_deep.plugin.generator import AlignedGenerator, Generator
 from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
-from tests.helpers.generation import prepare, strengthen
 from tests.helpers.invariances import NEAR
 from tests.helpers.methods import METHODS, OPTIONS
-from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
+from tests.helpers.models import fairseq_transformer, make_batch, strengthen, tiny_flags
 
 LENGTHS = (7, 3, 5, 2, 6, 7, 1)
 CASES = ["layer_agg-residual", "layer_agg-dlcl", "layer_agg-lstm", "decoder_attn-average", "decoder_attn-merged",
@@ -83,7 +82,8 @@ def lively(build, dictionary):
             own, norm = model.state_dict(), "prenorm" if "prenorm" in name else "postnorm"
             model = fairseq_transformer(dictionary, norm, **tiny_flags(name), **depth).eval()
             model.load_state_dict(own)
-        prepare(model, print_alignment=print_alignment)
+        generation = argparse.Namespace(print_alignment=print_alignment)
+        model.prepare_for_inference_(argparse.Namespace(generation=generation))
         model.decoder.output_projection = Lively(model.decoder.output_projection, dictionary.eos())
         return model
 
