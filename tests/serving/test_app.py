@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 
 import pytest
 
@@ -17,7 +16,14 @@ from fairseq_deep.serving.app import make_app  # noqa: E402
 from fairseq_deep.serving.batching import Pair  # noqa: E402
 from fairseq_deep.serving.messages import Limits  # noqa: E402
 from fairseq_deep.serving.service import read_keys  # noqa: E402
-from tests.helpers.serving import DE, EN, GOOD, Fake, FakeModel, ask, service_of  # noqa: E402
+from tests.helpers.processes import until  # noqa: E402
+from tests.serving import DE, EN, GOOD, Fake, service_of  # noqa: E402
+
+
+def ask(client, q, source="en", target="de", **more):
+    answer = client.post("/translate", json={"q": q, "source": source, "target": target, **more})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 def test_a_text_and_a_list_in_json_and_in_a_form(client, expected):
@@ -99,7 +105,7 @@ def test_information(client, models):
 
 
 def test_a_language_without_a_model_from_it_has_no_targets():
-    service = service_of([FakeModel(Fake(), Pair("en", "tlh"))])
+    service = service_of([Fake(Pair("en", "tlh"))])
     assert service.languages()[1] == {"code": "tlh", "name": "tlh", "targets": []}
 
 
@@ -154,12 +160,11 @@ def test_the_log_has_one_json_line_per_request_without_texts_or_keys(client, mod
 
 def test_a_full_queue_and_a_late_translation():
     fake = Fake()
-    service = service_of([FakeModel(fake, EN)], Limits(lines=2, timeout=0.5), capacity=2)
+    service = service_of([fake], Limits(lines=2, timeout=0.5), capacity=2)
     with TestClient(make_app(service)) as client:
         fake.ready.clear()
         first = service.batcher.submit(EN, ["a"])
-        while service.batcher.waiting:
-            time.sleep(0.001)
+        until(lambda: not service.batcher.waiting)
         others = [service.batcher.submit(EN, ["b"]) for _ in range(2)]
         full = client.post("/translate", json=GOOD)
         assert full.status_code == 429 and "the queue is full" in full.json()["error"]
@@ -174,7 +179,7 @@ def test_a_full_queue_and_a_late_translation():
 
 
 def test_a_failing_translation_is_an_internal_error_in_the_log(capsys):
-    with TestClient(make_app(service_of([FakeModel(Fake(), EN)])), raise_server_exceptions=False) as client:
+    with TestClient(make_app(service_of([Fake()])), raise_server_exceptions=False) as client:
         answer = client.post("/translate", json={**GOOD, "q": "fail"})
         assert answer.status_code == 500 and answer.json()["error"].startswith("internal error")
         assert json.loads(capsys.readouterr().err.splitlines()[-1])["error"] == "RuntimeError: failed as asked"

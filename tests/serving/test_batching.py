@@ -1,12 +1,11 @@
 """The queue: what makes a batch, what happens if it fails, and that every request gets its own answer."""
 
-import time
-
 import pytest
 
 from fairseq_deep.runtime import Translator
 from fairseq_deep.serving.batching import Batcher
-from tests.helpers.serving import DE, EN, Fake, random_lines
+from tests.helpers.processes import until
+from tests.serving import DE, EN, Fake
 
 
 @pytest.fixture
@@ -48,8 +47,7 @@ def test_a_batch_has_the_oldest_request_and_those_of_similar_length(make):
     fake = batcher.translators[EN]
     fake.ready.clear()
     answers = [batcher.submit(EN, ["first"])]
-    while batcher.waiting:  # until the thread has it
-        time.sleep(0.001)
+    until(lambda: not batcher.waiting)  # the thread has it
     lengths = (5, 90, 6, 70, 4, 80, 100)
     answers += [batcher.submit(EN, ["x" * length]) for length in lengths]
     fake.ready.set()
@@ -73,9 +71,9 @@ def test_a_failing_line_fails_its_own_request_only(make):
     assert batcher.alive and texts(batcher.submit(EN, ["c"])) == [["C"]]
 
 
-def test_a_translation_does_not_depend_on_the_batch(models):
+def test_a_translation_does_not_depend_on_the_batch(models, lines):
     """With the limit of each sentence; with that of the batch it does, where a hypothesis reaches the limit."""
-    translator, lines = models[0].translator, random_lines(60)
+    translator, lines = models[0].translator, lines[:60]
     together, each = translator.translate(lines), [translator.translate(line) for line in lines]
     assert together == each
     fairseqs = Translator(models[0].bundle, cpu=True, max_len_a=0.5, max_len_b=3)

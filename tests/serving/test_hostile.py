@@ -1,6 +1,6 @@
 """Requests that are wrong or too large get an error with the reason, and others go on.
 
-tests/tools/test_tools_serve.py has slow requests, and connections that are no requests.
+tests/serving/test_process.py has slow requests, and connections that are no requests.
 """
 
 import json
@@ -15,7 +15,7 @@ from starlette.testclient import TestClient  # noqa: E402
 
 from fairseq_deep.serving.app import DRAINED, HELD, make_app  # noqa: E402
 from fairseq_deep.serving.messages import FORM, JSON  # noqa: E402
-from tests.helpers.serving import EN, GOOD, Fake, FakeModel, service_of  # noqa: E402
+from tests.serving import GOOD, Fake, service_of  # noqa: E402
 
 BAD = {
     "invalid JSON": (b'{"q": ', JSON, 400, "not valid JSON"),
@@ -84,7 +84,7 @@ def test_a_body_that_is_announced_as_too_large_is_not_read(client, headers):
 
 
 def test_bodies_together_are_bounded():
-    service = service_of([FakeModel(Fake(), EN)])
+    service = service_of([Fake()])
     service.held = HELD - 1000
     with TestClient(make_app(service)) as own:
         assert own.post("/translate", json={**GOOD, "q": "w1" * 1000}).status_code == 503

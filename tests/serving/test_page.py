@@ -13,7 +13,6 @@ pytest.importorskip("uvicorn")
 
 from fairseq_deep.runtime import Translator  # noqa: E402
 from fairseq_deep.serving.app import _page  # noqa: E402
-from tests.helpers.serving import ServerProcess  # noqa: E402
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -29,12 +28,6 @@ def test_the_page_is_one_file_and_escapes_text():
     assert len(ids) == len(set(ids)) and {*named} <= {*ids}
     assert len(re.findall("<script>|<style>", text)) == 2
     assert "default-src 'none'" in policy and "unsafe" not in policy and policy.count("'sha256-") == 2
-
-
-@pytest.fixture(scope="module")
-def served(packages):
-    with ServerProcess(*packages, "--max-characters", 300) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,13 @@
 """``fairseq-deep serve`` as a process: a client of LibreTranslate's API, signals, hostile connections, bad input."""
 
 import contextlib
+import json
 import signal
 import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -14,26 +15,20 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from fairseq_deep.runtime import Translator  # noqa: E402
-from tests.helpers.serving import ServerProcess, post, random_lines, write_package  # noqa: E402
+from tests.helpers.processes import until  # noqa: E402
+from tests.serving import GOOD, ServerProcess  # noqa: E402
+
+
+def post(url, line):
+    """The translation of *line* by the server at *url*."""
+    body, headers = json.dumps({**GOOD, "q": line}).encode(), {"Content-Type": "application/json"}
+    with urlopen(Request(f"{url}/translate", body, headers), timeout=60) as answer:
+        return json.load(answer)["translatedText"]
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("packages")
-    return [write_package(folder / "there", "en", "de", 1), write_package(folder / "back", "de", "en", 2)]
-
-
-@pytest.fixture(scope="module")
-def served(packages):
-    with ServerProcess(*packages) as server:
-        yield server
-        assert server.stop(signal.SIGINT) == 0
-
-
-@pytest.fixture(scope="module")
-def expected(packages):
+def expected(packages, lines):
     """Lines, and their best translations by the first model."""
-    lines = random_lines(300)
     return lines, Translator(str(packages[0]), cpu=True).translate(lines)
 
 
@@ -86,11 +81,7 @@ def test_hostile_connections(served):
 
 def wait_for(server, *samples):
     """Until the metrics have one of these."""
-    for _ in range(1000):
-        if any(sample in urlopen(f"{server.url}/metrics").read() for sample in samples):
-            return
-        time.sleep(0.05)
-    pytest.fail(f"the metrics have none of {samples}")
+    until(lambda: any(sample in urlopen(f"{server.url}/metrics").read() for sample in samples))
 
 
 def test_sigterm_lets_accepted_requests_finish(packages, expected):
@@ -121,8 +112,7 @@ def test_requests_that_wait(packages):
         pool.submit(post, server.url, "w1")
         wait_for(server, b"queue_lines 1.0\n")
         server.process.send_signal(signal.SIGINT)
-        while server.events[-1]["event"] != "stopping":
-            time.sleep(0.05)
+        until(lambda: server.events[-1]["event"] == "stopping")
         assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM
         assert [event["at_once"] for event in server.events if event["event"] == "stopping"] == [False, True]
         assert any(event.get("reason") == "the client has left" for event in server.events)
