@@ -5,13 +5,12 @@ the commands as a user does, and fairseq's compiled parts: batches, blocks of to
 """
 
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 
-LINES, UPDATES = 200, 20
+CORPUS = os.path.join(os.path.dirname(__file__), "../examples/demo/make_corpus.py")
 
 
 def run(*command):
@@ -26,31 +25,17 @@ def run(*command):
     return done.stdout
 
 
-def write_text(folder):
-    """Write parallel text, whose target has the words of the source in capital letters."""
-    draws = random.Random(1)
-    for name, count in (("train", LINES), ("valid", 20)):
-        lines = [" ".join(draws.choices(["über", "a", "b", "c", "d"], k=draws.randint(2, 8))) for _ in range(count)]
-        for lang, text in (("en", "\n".join(lines)), ("de", "\n".join(lines).upper())):
-            with open(os.path.join(folder, f"{name}.{lang}"), "w", encoding="utf-8", newline="\n") as file:
-                file.write(f"{text}\n")
-
-
 def main():
     """Train a small DLCL on the CPU, translate with it, and score."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         text, data, save = (os.path.join(folder, name) for name in ("text", "data", "checkpoints"))
-        os.mkdir(text)
-        write_text(text)
+        run(sys.executable, CORPUS, "--out", text, "--train", "200", "--valid", "20", "--test", "20")
         prefixes = ["--trainpref", os.path.join(text, "train"), "--validpref", os.path.join(text, "valid")]
         run("fairseq-preprocess", "-s", "en", "-t", "de", *prefixes, "--destdir", data)
         plugin = run("fairseq-deep", "path").strip()
-        sizes = [f"--{side}-{name}" for side in ("encoder", "decoder") for name in ("layers", "embed-dim")]
-        widths = [word for flag in sizes for word in (flag, "2" if flag.endswith("layers") else "32")]
-        run("fairseq-train", data, "--user-dir", plugin, "--arch", "transformer_dlcl_6l", *widths, "--cpu", "--lr",
+        run("fairseq-train", data, "--user-dir", plugin, "--arch", "transformer_dlcl_2l2l_tiny", "--cpu", "--lr",
             "1e-3", "--optimizer", "adam", "--criterion", "label_smoothed_cross_entropy", "--max-tokens", "400",
-            "--max-update", str(UPDATES), "--save-dir", save, "--num-workers", "0",
-            "--no-epoch-checkpoints")  # fmt: skip
+            "--max-update", "20", "--save-dir", save, "--num-workers", "0", "--no-epoch-checkpoints")  # fmt: skip
         checkpoint = os.path.join(save, "checkpoint_last.pt")
         output = run("fairseq-generate", data, "--user-dir", plugin, "--path", checkpoint, "--gen-subset", "valid",
                      "--cpu", "--num-workers", "0")  # fmt: skip
