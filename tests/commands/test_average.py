@@ -8,7 +8,7 @@ import torch
 
 from fairseq_deep.plugin import compat
 from fairseq_deep.tools import average as tool
-from tests.helpers.tools import checkpoint
+from tests.helpers.exports import checkpoint
 
 
 @pytest.fixture
@@ -128,9 +128,11 @@ LOW, HIGH = ["9.5000", "4.1230"], ["9.5000", "27.3101"]
 def test_the_best_are_chosen_by_value_in_the_direction_of_the_metric(
     average, tmp_path, metric, maximize, expected, older
 ):
-    others = {"cfg": None, "args": argparse.Namespace(maximize_best_checkpoint_metric=maximize)} if older else {}
+    given = {"maximize_best_checkpoint_metric": maximize}
+    cfg = {"model": argparse.Namespace(arch="transformer_x"), "checkpoint": given}
+    others = {"cfg": None, "args": argparse.Namespace(**given)} if older else {"cfg": cfg}
     for value in ("9.5000", "27.3101", "4.1230"):
-        checkpoint(tmp_path / f"checkpoint.best_{metric}_{value}.pt", {"w": torch.zeros(1)}, maximize, **others)
+        checkpoint(tmp_path / f"checkpoint.best_{metric}_{value}.pt", {"w": torch.zeros(1)}, **others)
     checkpoint(tmp_path / "checkpoint_best.pt", {"w": torch.ones(1)})
     state, printed, warned = average("--best", "2", "--dir", tmp_path)
     assert state["extra_state"]["averaged_from"] == [f"checkpoint.best_{metric}_{value}.pt" for value in expected]

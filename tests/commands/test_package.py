@@ -11,15 +11,13 @@ import zipfile
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 
 from fairseq_deep import cli
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-from fairseq_deep.runtime import Translator, find_bundle
+from fairseq_deep.runtime import Translator, find_bundle, text
 from fairseq_deep.tools.card import make_card
 from tests.helpers.commands import PACKAGE, WITHOUT_FAIRSEQ, run, train_command
-from tests.helpers.exports import write_model
-from tests.helpers.tools import EMPTY, GENERATE
+from tests.helpers.exports import EMPTY, GENERATE, dictionary_of, learn_pieces, write_model
 
 SEARCH = {"beam": 3, "lenpen": 0.8, "max_len_a": 1.0, "max_len_b": 50, "nbest": 3, "cpu": True}
 RESULT = {
@@ -101,17 +99,12 @@ def test_the_tools_where_fairseq_is_missing(pair, tmp_path):
 
 
 def test_sentencepiece_and_gnmts_length_penalty_are_kept(trained, tmp_path):
-    sentencepiece = pytest.importorskip("sentencepiece")
-    exp = tmp_path / "exp"
+    pytest.importorskip("sentencepiece")
+    exp, lines = tmp_path / "exp", raw_lines(trained)
     for name in ("data-bin", "text/bpe"):
         (exp / name).mkdir(parents=True)
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(trained / "text/raw/test.en"), model_prefix=str(exp / "text/bpe/spm"), vocab_size=40,
-        hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
-    dictionary = Dictionary()
-    for line in (exp / "text/bpe/spm.vocab").read_text().splitlines()[3:]:
-        dictionary.add_symbol(line.split("\t")[0])
+    learn_pieces(exp / "text/bpe/spm.model", lines, vocab_size=40)
+    dictionary = dictionary_of(map(text.cutter_of(str(exp / "text/bpe/spm.model")), lines))
     write_model(exp / "data-bin", "dlcl_2l2l_tiny", (dictionary, dictionary), decoder_layers=2)
     (exp / "data-bin/model.pt").rename(exp / "averaged.pt")
     (exp / "text/bpe/steps.json").write_text(json.dumps({"tokenizer": "none", "lowercase": False}))
@@ -119,7 +112,7 @@ def test_sentencepiece_and_gnmts_length_penalty_are_kept(trained, tmp_path):
     (exp / "RESULT.json").write_text(json.dumps(result))
     package(exp, "--output", tmp_path / "made")
     assert (tmp_path / "made/spm.model").is_file() and not (tmp_path / "made/code").exists()
-    lines, search = raw_lines(trained)[:10], {**SEARCH, "lenpen": 3.0}
+    lines, search = lines[:10], {**SEARCH, "lenpen": 3.0}
     want, got = (Translator(path, **search).translate_nbest(lines) for path in (exp, tmp_path / "made"))
     plain = Translator([find_bundle(str(exp), gnmt_lenpen=False)], **search).translate_nbest(lines)
     assert got == want and [each[0].score for each in want] != [each[0].score for each in plain]

@@ -18,8 +18,8 @@ from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.runtime import Translator, find_bundle, read_stored, text
 from fairseq_deep.runtime.loading import languages_of
 from tests.helpers.commands import BIN, run
+from tests.helpers.exports import GENERATE
 from tests.helpers.forkserver import in_fork
-from tests.helpers.tools import GENERATE
 
 POSITIONS = 24  # of the model of the fixture "trained"
 GREEDY = ["--beam", 1]  # where batches differ, and with them the rounding that decides between near hypotheses

@@ -19,11 +19,10 @@ from sentencepiece import SentencePieceTrainer
 
 from fairseq_deep import cli
 from tests.errors import assert_says, rows
-from tests.helpers.exports import write_model
+from tests.helpers.exports import checkpoint, write_model
 from tests.helpers.models import POSTNORM as POST
 from tests.helpers.models import make_dictionary, make_tagged_dictionary
 from tests.helpers.paths import STOCK
-from tests.helpers.tools import checkpoint
 
 GROWS = "encoder.layers.3.residual.scale"
 SHARED, PAIR = torch.zeros(2), {"a": torch.zeros(2), "b": torch.zeros(2, 3)}

@@ -1,8 +1,8 @@
-"""Models of every structure with the files that an export needs, and tokenised text with its sub-words."""
+"""Checkpoints, models of every structure with the files that an export needs, and sub-words."""
 
 import argparse
 import io
-import random
+from collections import OrderedDict
 
 import torch
 from fairseq.data import Dictionary
@@ -11,8 +11,28 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_deep.plugin.architectures import get_architecture
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.models import task_of, tiny_flags
+from tests.helpers.paths import PACKAGE
+from tests.helpers.tensors import shake
 
 SIZES = {"encoder_layers": 2, "decoder_layers": 3, "max_source_positions": 32, "max_target_positions": 32}
+GENERATE = ["--user-dir", PACKAGE, "--beam", "3", "--lenpen", "0.8", "--max-len-a", "1", "--max-len-b", "50", "--cpu"]
+EMPTY = ("._float_tensor", ".version")  # entries of a state that are no weights
+
+
+def checkpoint(path, model, **others):
+    """Save *model* at *path* the way fairseq does, and return the path as text."""
+    state = {
+        "args": None,
+        "cfg": {"model": argparse.Namespace(arch="transformer_x"), "checkpoint": {}},
+        "model": OrderedDict(model),
+        "optimizer_history": [{"num_updates": 7, "optimizer_name": "FairseqAdam", "lr_scheduler_state": {}}],
+        "task_state": {},
+        "extra_state": {"train_iterator": {"epoch": 1}},
+        "last_optimizer_state": {"state": {}},
+        **others,
+    }
+    torch.save(state, path)
+    return str(path)
 
 
 def write_model(folder, name, dictionaries, languages=("src", "tgt"), **flags):
@@ -31,47 +51,21 @@ def write_model(folder, name, dictionaries, languages=("src", "tgt"), **flags):
     get_architecture(arch).apply(args)
     model = DeepTransformerModel.build_model(args, task_of(*dictionaries)).eval()
     with torch.no_grad():
-        layers = [*model.encoder.layers.named_parameters(), *model.decoder.layers.named_parameters()]
-        for part, value in layers:
+        for part, value in [*model.encoder.layers.named_parameters(), *model.decoder.layers.named_parameters()]:
             varies = value.dim() == 1 or "layer_norm" in part  # which may have a row for each language
             value.copy_(value + 0.3 * torch.randn_like(value) if varies else 2 * value)
-        if model.encoder.language_transform is not None:
-            matrices = model.encoder.language_transform.weight
-            matrices.add_(0.3 * torch.randn_like(matrices))
-    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 1}
-    state = {"cfg": convert_namespace_to_omegaconf(args), "args": None, "model": model.state_dict(),
-             "optimizer_history": [history], "extra_state": {"train_iterator": {}}}  # fmt: skip
-    torch.save(state, folder / "model.pt")
+    if model.encoder.language_transform is not None:
+        shake(model.encoder.language_transform, 0.3, around=True)
+    checkpoint(folder / "model.pt", model.state_dict(), cfg=convert_namespace_to_omegaconf(args))
     return model
 
 
-SCRIPTS = ("abcdefghijklmnop", "äöüßéñ", "абвгд", "αβγ", "漢字仮名", "0123456789", "@&;#'-.,!?", "😀🎉", "e\u0301",
-           "אבג", "ქართ", "हिन्दी")  # fmt: skip
-
-
-def tokenised_lines(count, scripts, seed):
-    """Lines of tokenised text: words of one script each, with words that come back often."""
-    draws = random.Random(seed)
-    letters = [draws.choice(SCRIPTS[:scripts]) for _ in range(60)]
-    common = ["".join(draws.choices(script, k=draws.randint(1, 7))) for script in letters]
-    lines = []
-    for _ in range(count):
-        words = draws.choices(common, k=draws.randint(1, 9))
-        words += ["".join(draws.choices(draws.choice(SCRIPTS[:scripts]), k=draws.randint(1, 9)))]
-        draws.shuffle(words)
-        lines.append(" ".join(words))
-    return lines
-
-
 def learn_merges(path, lines, merges):
-    """Write *merges* of subword-nmt, learned from *lines*, to *path*; return the function that cuts a line."""
-    from subword_nmt.apply_bpe import BPE
+    """Write *merges* of subword-nmt, learned from *lines*, to *path*."""
     from subword_nmt.learn_bpe import learn_bpe
 
     with open(path, "w", encoding="utf-8") as stream:
         learn_bpe(io.StringIO("\n".join(lines) + "\n"), stream, merges)
-    with open(path, encoding="utf-8") as stream:
-        return BPE(stream).process_line
 
 
 def dictionary_of(lines, threshold=0):

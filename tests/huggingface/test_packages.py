@@ -22,8 +22,6 @@ from fairseq_deep.huggingface import (  # noqa: E402
 from fairseq_deep.runtime import Translator  # noqa: E402
 from fairseq_deep.runtime.packaged.folder import find_problems, write_sums  # noqa: E402
 from tests.helpers.commands import WITHOUT_FAIRSEQ, run  # noqa: E402
-from tests.helpers.huggingface import make_model  # noqa: E402
-from tests.helpers.methods import PRENORM  # noqa: E402
 
 AUTO = (transformers.AutoConfig, transformers.AutoTokenizer, transformers.AutoModelForSeq2SeqLM)
 ODD = ["", " ", "Old  not-see's (green) & <unk> </s> <s> <pad> \u00fc\u4f60", "&lt; @-@ a@@ b|", "x" * 40]
@@ -143,7 +141,7 @@ def test_a_saved_model_is_a_package(loaded, package, lines, tmp_path):
     assert again.keys() == expected.keys() and all(torch.equal(again[name], expected[name]) for name in again)
 
 
-def test_what_cannot_be_saved(loaded, tmp_path):
+def test_what_cannot_be_saved(loaded, package, tmp_path):
     _, tokenizer, model = loaded
     broken = copy.deepcopy(model)
     broken.decoder.layer_norm.bias.data[0] = torch.nan
@@ -156,7 +154,7 @@ def test_what_cannot_be_saved(loaded, tmp_path):
     assert unfilled and find_problems(str(tmp_path / "unfilled")) == []
     with pytest.raises(UsageError, match="the model cannot be saved: decoder.layer_norm.bias holds NaN or Inf"):
         model.save_pretrained(tmp_path / "broken", state_dict=broken.state_dict())
-    make_model(PRENORM, {})[0].save_pretrained(tmp_path / "other")
+    (copied(package, tmp_path / "other") / "dict.de.txt").write_text("other 1\n")
     with pytest.raises(UsageError, match="other holds another model; choose another directory"):
         tokenizer.save_pretrained(tmp_path / "other")
 

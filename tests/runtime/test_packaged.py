@@ -12,12 +12,11 @@ from fairseq_deep.cli import main
 from fairseq_deep.core.checkpoints import upgrade_layers
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.runtime import packaged
-from tests.helpers.exports import write_model
+from tests.helpers.exports import EMPTY, write_model
 from tests.helpers.hostile import write_dictionaries
 from tests.helpers.methods import DLCL
 from tests.helpers.models import VOCAB
 from tests.helpers.paths import STOCK
-from tests.helpers.tools import EMPTY
 
 FAMILIES = {row.family: row.name for row in sorted(ARCHITECTURES.values(), key=lambda row: -row.encoder_layers)}
 """The shallowest architecture of each family."""

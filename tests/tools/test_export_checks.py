@@ -1,4 +1,4 @@
-"""``fairseq-deep export``: what cannot be written, or differs from the model, is one line, and leaves nothing."""
+"""``fairseq-deep export``: what a format lacks, cannot be written or differs from the model is one line."""
 
 import importlib.util
 import sys
@@ -8,6 +8,7 @@ import torch
 
 from fairseq_deep.runtime.engines import ct2_engine, transformers_engine
 from fairseq_deep.tools import torch_format
+from tests.errors import assert_says, read_model, rows
 
 needs = [pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs {name}")
          for name in ("ctranslate2", "transformers")]  # fmt: skip
@@ -74,3 +75,22 @@ def test_an_export_that_fails_leaves_nothing(form, place, name, value, problem, 
 def test_a_missing_package_is_named(form, module, problem, fails, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     assert problem in fails(form)
+
+
+@pytest.mark.parametrize("_, words, said", rows("exports"))
+def test_a_structure_that_a_format_lacks_is_refused(_, words, said, make, refused, tmp_path, monkeypatch):
+    form, _, model = words.partition(" ")
+    name, flags = read_model(model)
+    path = make(name, **flags)[1] / "model.pt"
+    if name.startswith("admin"):
+        state = torch.load(path, weights_only=False)
+        for key, value in state["model"].items():
+            if ".residual." in key:
+                value.uniform_(0.5, 2.0)
+        torch.save(state, path)
+    for module in ("ctranslate2", "ctranslate2.specs", "transformers"):
+        monkeypatch.setitem(sys.modules, module, None)
+    tokens = [] if form == "fairseq" else ["--tokenizer", "none"]
+    line = refused("export", path, "--format", form, "--output", tmp_path / "out", *tokens)
+    assert_says(line.removeprefix(f"fairseq-deep export: {path} has "), said)
+    assert not (tmp_path / "out").exists()

@@ -7,16 +7,16 @@ from fairseq_deep.runtime import Translator, find_bundle, text
 from fairseq_deep.runtime.engines.transformers_engine import quiet
 from tests.helpers.commands import WITHOUT_PLUGIN, run
 from tests.helpers.docs import code_of
-from tests.helpers.exports import dictionary_of, learn_pieces, tokenised_lines, write_model
+from tests.helpers.exports import dictionary_of, learn_pieces, write_model
 from tests.helpers.paths import ROOT
 
 POSITIONS = {"max_source_positions": 128, "max_target_positions": 128}
 
 
 @pytest.fixture
-def multilingual(tmp_path):
+def multilingual(trained, tmp_path):
     """multilingual(TAG, ...): words of ``export`` for a model with these tags, lines, and the model's translator."""
-    pieces, lines = tmp_path / "spm.model", tokenised_lines(400, 4, 1)
+    pieces, lines = tmp_path / "spm.model", (trained / "text/raw/train.en").read_text().splitlines()
 
     def multilingual(*tags):
         learn_pieces(pieces, lines, vocab_size=120)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fairseq_deep.tools import pictures, plot, training_logs
+from tests.helpers import exports
 from tests.helpers.commands import run, train_command
 from tests.helpers.runs import LOGS, make_run
 
@@ -22,8 +23,7 @@ def checkpoint(path, encoder=ENCODER, decoder=DECODER, **flags):
     model = {"encoder.layers.0.fc1.weight": torch.zeros(2, 2)}
     model.update({f"{side}.history.weight": weight for side, weight in (("encoder", encoder), ("decoder", decoder))
                   if weight is not None})  # fmt: skip
-    torch.save({"args": None, "cfg": {"model": argparse.Namespace(**flags)}, "model": model}, path)
-    return str(path)
+    return exports.checkpoint(path, model, cfg={"model": argparse.Namespace(**flags)})
 
 
 @pytest.fixture
