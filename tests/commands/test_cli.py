@@ -8,7 +8,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ from fairseq_deep import cli
 from fairseq_deep.errors import UsageError, printable
 from fairseq_deep.tools.output_files import check_outputs
 from tests.helpers.paths import ALONE, ROOT
+from tests.helpers.processes import until
 
 COMMAND = [sys.executable, str(ALONE), "deep"]  # as importing fairseq takes seconds
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
@@ -188,9 +188,7 @@ def begin(tmp_path, finish, *launcher):
     # the tests themselves may have been started by nohup, whose programs ignore SIGHUP
     process = subprocess.Popen([*launcher, sys.executable, "-c", code], cwd=tmp_path, env=QUIET,
                                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))  # fmt: skip
-    end = time.time() + 60
-    while not (tmp_path / "begun").exists() and time.time() < end:
-        time.sleep(0.02)
+    until((tmp_path / "begun").exists)
     return process
 
 

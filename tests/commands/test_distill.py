@@ -11,8 +11,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +24,7 @@ from fairseq_deep.recipes.text.distilled import RECORD
 from fairseq_deep.tools import translate
 from tests.helpers import faults
 from tests.helpers.commands import BIN, run
+from tests.helpers.processes import children, live, until
 
 GREEDY = ["--beam", "1"]  # where batches differ, and with them the rounding that decides between near hypotheses
 SHARDS = [*GREEDY, "--shard-lines", "70"]  # three shards
@@ -148,28 +147,6 @@ def test_processes_share_gpus_and_cores(flags, visible, gpus, monkeypatch):
     assert len(module._environments(args, 1)) == 1, "no more than shards"
 
 
-def wait_for(condition):
-    """Wait until *condition* returns something, and return that."""
-    for _ in range(12000):
-        if found := condition():
-            return found
-        time.sleep(0.01)
-    raise AssertionError("it takes too long")
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def translating(process):
-    """The processes of a command that translate."""
-    lists = [path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/children")]
-    return [int(pid) for text in lists for pid in text.split()]
-
-
 def test_interruptions_lose_only_the_running_shards(trained, text, whole, tmp_path):
     output, work = tmp_path / "out", tmp_path / "out.unfinished"
     words = [BIN / "fairseq-deep", "distill", trained, "--text", text, "--output", output, "--cpu", *SHARDS]
@@ -179,14 +156,14 @@ def test_interruptions_lose_only_the_running_shards(trained, text, whole, tmp_pa
         """Status and errors after SIGINT to all, as a terminal sends it, or SIGKILL of a process that translates."""
         process = subprocess.Popen([*words, "--workers", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                    text=True, env=environment, process_group=0)  # fmt: skip
-        wait_for(lambda: len(list(work.glob("0*.json"))) >= shards)
-        pids = wait_for(lambda: translating(process))
+        until(lambda: len(list(work.glob("0*.json"))) >= shards)
+        pids = until(lambda: children(process.pid))
         if number == signal.SIGINT:
             os.killpg(process.pid, number)
         else:
-            os.kill(pids[0], number)
+            os.kill(int(pids[0]), number)
         errors = process.communicate(timeout=120)[1]
-        wait_for(lambda: not any(map(is_running, pids)))
+        until(lambda: not live(*pids))
         return process.returncode, errors
 
     problem = "ended by signal 9 (out of memory?); run the same command again to resume, with fewer --workers\n"

@@ -12,6 +12,7 @@ import pytest
 
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
+ROW = r"(?m)^((?:\$ .*\n)*)([^#$\s].*)\n((?: {4}.*\n)+)"
 PARSER = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
 DeepTransformerModel.add_args(PARSER)
 PARSER.add_argument("--ddp-comm-hook")
@@ -24,7 +25,7 @@ for action in PARSER._actions:
 def rows(name):
     """The rows (lines for bash, command, line) of tests/errors/NAME.txt, as parameters of a test."""
     text = Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8")
-    for before, command, said in re.findall(r"(?m)^((?:\$ .*\n)*)([^#$\s].*)\n((?: {4}.*\n)+)", text):
+    for before, command, said in re.findall(ROW, text):
         yield pytest.param(before.replace("$ ", ""), command, " ".join(said.split("\n    ")).strip(), id=command[:80])
 
 

@@ -13,6 +13,11 @@ def until(condition, seconds=300):
     return found
 
 
+def children(pid):
+    """Numbers of the processes that the process has started."""
+    return subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
+
+
 def live(*pids):
     """The states of those processes that have not ended."""
     words = ["ps", "-o", "stat=", "-p", ",".join(map(str, pids))]

@@ -7,7 +7,6 @@ import re
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -15,6 +14,7 @@ from fairseq_deep.recipes import driver
 from tests.helpers.forkserver import SCRIPTS, stand_in
 from tests.helpers.hostile import archive, member
 from tests.helpers.paths import ROOT
+from tests.helpers.processes import until
 
 MAIN = ROOT / "run_wmt16_ende.sh"
 SMALL = ("--conf", "mini", "--bpe-merges", "50", "--workers", "1")
@@ -24,45 +24,21 @@ WORDS = dict(
 )
 
 
-class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
-
-    def isatty(self):
-        return True
-
-
 def write_program(path, body):
     path.write_text(f"#!/usr/bin/env bash\n{body}\n")
     path.chmod(path.stat().st_mode | stat.S_IEXEC)
 
 
-def environment(tools):
-    path = os.pathsep.join((str(tools), str(Path(sys.executable).parent), os.environ["PATH"]))
-    return {
-        **os.environ,
-        "PATH": path,
-        "FAIRSEQ_DEEP_ENV": "current",
-        "FAIRSEQ_DEEP_CHECKED": str(tools / "python"),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-
-
-def driven(script, *words, variables=()):
-    """The ended driver of *script*, with other *variables* of the environment; run in this process."""
+def driven(script, *words):
+    """The ended driver of *script*, run in this process."""
     line = [re.search(r'/start\.sh" (\S+)', Path(script).read_text())[1], str(script), *map(str, words)]
     out, errors = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors), mock.patch.dict(os.environ, variables):
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors), mock.patch.dict(os.environ):
         try:
             status = driver.main(line)
         except SystemExit as end:
             status = end.code
     return subprocess.CompletedProcess(line, status, out.getvalue(), errors.getvalue())
-
-
-def recipe(tools, exp, *words):
-    """The ended recipe, with the programs in the folder *tools*."""
-    return driven(MAIN, "--exp", exp, *words, variables=environment(tools))
 
 
 def checked(script, *words):
@@ -117,26 +93,11 @@ def programs(calls):
     return [" ".join(words[: 2 if words[0] == "fairseq-deep" else 1]) for words in called]
 
 
-def assert_gone(pid, seconds=30):
-    """The process ends by itself: a training run must not outlive the script and meet its successor."""
-    end = time.time() + seconds
-    while time.time() < end:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"process {pid} still runs")
-
-
-def begun(command, tools, calls, **how):
+def begun(command, calls, **how):
     """A started *command* whose training hangs, and the number of the training's process."""
     hanging, how = Path(f"{calls}.hanging"), {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **how}
-    child, end = subprocess.Popen(list(map(str, command)), env=environment(tools), **how), time.time() + 240
-    while not (hanging.exists() and hanging.read_text().endswith("\n")) and time.time() < end:
-        assert child.poll() is None
-        time.sleep(0.05)
-    return child, int(hanging.read_text())
+    child = subprocess.Popen(list(map(str, command)), **how)
+    return child, int(until(lambda: hanging.exists() and hanging.read_text()))
 
 
 def write_pairs(folder, **splits):
@@ -171,8 +132,3 @@ def fork_drivers(tools):
 def pack(path, files, mode="w:gz"):
     """Write a tar archive of ``{name: text or bytes}``."""
     archive(path, *(member(name, content) for name, content in files.items()), mode=mode)
-
-
-def sgm(*lines):
-    body = "\n".join(f'<seg id="{n}">{line}</seg>' for n, line in enumerate(lines, 1))
-    return f'<refset><doc docid="x"><p>\n{body}\n</p></doc></refset>\n'

@@ -1,22 +1,34 @@
 """What the tests of ``examples`` share: text and programs."""
 
+import os
 import random
 import sys
 
 import pytest
 
 from tests.helpers.paths import ROOT
-from tests.helpers.recipes import SMALL, STUB, WORDS, driven, environment, recipe, write_pairs, write_program
+from tests.helpers.recipes import MAIN, SMALL, STUB, WORDS, driven, make_real, write_pairs, write_program
 
 
 @pytest.fixture
-def tools(tmp_path):
-    """A folder for PATH with this Python first."""
+def tools(tmp_path, monkeypatch):
+    """The first folder of PATH, with this Python; the environment is ready for recipes on the CPU."""
     folder = tmp_path / "bin"
+    path = os.pathsep.join((str(folder), os.path.dirname(sys.executable), os.environ["PATH"]))
+    for name, value in {"PATH": path, "FAIRSEQ_DEEP_ENV": "current", "FAIRSEQ_DEEP_CHECKED": str(folder / "python"),
+                        "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
     folder.mkdir()
     for name in ("python", "python3"):
         write_program(folder / name, f'exec {sys.executable} "$@"')
     return folder
+
+
+@pytest.fixture
+def programs(tools):
+    """The same folder, with programs in forks, and no look at the machine."""
+    make_real(tools)
+    return tools
 
 
 @pytest.fixture
@@ -43,9 +55,9 @@ def stubs(tools, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def job(tools, stubs, corpus, tmp_path):
-    """job(WORD, ...): the ended recipe for *corpus* in tmp_path/exp, with stubs."""
-    return lambda *words: recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, *words)
+def job(stubs, corpus, tmp_path):
+    """job(WORD, ...): the ended recipe for *corpus* in tmp_path/exp, unless a WORD says otherwise, with stubs."""
+    return lambda *words: driven(MAIN, "--data", corpus, "--exp", tmp_path / "exp", *SMALL, *words)
 
 
 @pytest.fixture
@@ -59,4 +71,4 @@ def comparison(corpus, tmp_path):
 @pytest.fixture
 def compare(comparison, tools):
     """compare(WORD, ...): the ended command, in this process."""
-    return lambda *words: driven(*comparison(*words), variables=environment(tools))
+    return lambda *words: driven(*comparison(*words))

@@ -9,6 +9,7 @@ import pytest
 from fairseq_deep.tools.results import by_system, read
 from tests.helpers import recipes
 from tests.helpers.forkserver import stand_in
+from tests.helpers.processes import live
 
 # what fairseq-train says of a training
 SAID = r"""
@@ -60,13 +61,13 @@ def test_two_systems_with_two_seeds_killed_on_the_way(comparison, compare, tools
     systems = (f"plain=prenorm_6l {one}", f"lstm=lstm_6l {one}", "--", "--batch-size", "50")
     given = ("--exp", exp, "--seeds", "1,2")
     pause.touch()
-    child, pid = recipes.begun(comparison(*given, *systems), tools, stubs)
+    child, pid = recipes.begun(comparison(*given, *systems), stubs)
     child.kill()
     child.wait()
     pause.unlink()
     done = compare(*given, "--jobs", "2", *systems)  # at once: it waits for the end of the training
     assert done.returncode == 0, done.stderr + done.stdout
-    recipes.assert_gone(pid, 0.1)
+    assert not live(pid)
     assert Path(f"{stubs}.told").exists(), "it was told, and could save"
     assert trained(stubs) == ["lstm/seed1", "lstm/seed2", "plain/seed1", "plain/seed2"]
     assert done.stdout.count(": diagnose failed, ") == done.stdout.count("\nlstm seed 2: diagnose failed, ") == 1

@@ -81,9 +81,8 @@ def test_one_command_tunes_trains_and_judges(tools_of_training, compare, stubs, 
     given = (*TUNED, "--tune-updates", "4", "--depths", "2,1", "--seeds", "2", "plain=prenorm_6l --warmup-updates 6")
     done = compare(*given)
     assert done.returncode == 0, done.stderr + done.stdout
-    calls = [line for line in stubs.read_text().splitlines() if line.startswith("fairseq-train")]
-    pattern = r"/exp/(\S+)/checkpoints .*--max-update (\d+) .*--warmup-updates (\d+) .*--lr (\S+)$"
-    found = [re.search(pattern, line).groups() for line in calls]
+    pattern = r"(?m)^fairseq-train .*/exp/(\S+)/checkpoints .*--max-update (\d+) .*--warmup-updates (\d+) .*--lr (\S+)$"
+    found = re.findall(pattern, stubs.read_text())
     grid = [(n, rate) for n in (1, 2) for rate in ("0.0005", "0.001", "0.002")]
     grid += [(1, "0.004"), (1, "0.008")]
     searched = [(f"tune/runs/plain_{n}-lr{rate}/seed1000", "4", "3", rate) for n, rate in grid]
@@ -110,7 +109,7 @@ def test_one_command_tunes_trains_and_judges(tools_of_training, compare, stubs, 
 def test_a_closed_pipe_is_no_traceback(tools):
     recipes.fork_drivers(tools)
     words = ["bash", "-c", f"{ROOT}/examples/compare/run.sh --demo --dry-run prenorm_6l | :; exit ${{PIPESTATUS[0]}}"]
-    done = subprocess.run(words, capture_output=True, text=True, env=recipes.environment(tools), timeout=300)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (141, "")
 
 

@@ -1,6 +1,6 @@
 """Each write of a save fails in turn, or is the last one: complete checkpoints are left, and the next save succeeds.
 
-``test_save_dir.py`` has what the next start does with them, and a real full disk.
+``test_stops.py`` has what the next start does with them, and a real full disk.
 """
 
 from types import SimpleNamespace

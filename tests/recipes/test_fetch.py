@@ -18,13 +18,18 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.recipes.text import fetch, rebuild
 from tests.helpers.paths import ROOT
-from tests.helpers.recipes import lines, pack, sgm
+from tests.helpers.recipes import lines, pack
 
 DESCRIPTIONS = sorted((ROOT / "examples").glob("*/*.json"))
 
 
 def downloads(folder, **options):
     return fetch.Downloads(SimpleNamespace(options=Recipe(**options), path=lambda name: str(folder)))
+
+
+def sgm(*lines):
+    body = "\n".join(f'<seg id="{n}">{line}</seg>' for n, line in enumerate(lines, 1))
+    return f'<refset><doc docid="x"><p>\n{body}\n</p></doc></refset>\n'
 
 
 def make(tmp_path, url, description, langs=("en", "fi"), checksums=""):

@@ -3,14 +3,13 @@
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 import torch
 
 from tests.helpers.commands import EXACT, train_command
 from tests.helpers.paths import ROOT
-from tests.helpers.recipes import environment, make_real
+from tests.helpers.processes import until
 
 SCRIPT = ROOT / "examples/grow.sh"
 
@@ -23,18 +22,12 @@ def words(data, folder, depths="1,2,4", updates=60, warmup=3, flags=()):
     return [str(word) for word in (SCRIPT, data, folder, depths, updates, warmup, *given, *flags)]
 
 
-def grow(tools, *arguments, last="", order="", **options):
-    env = {**environment(tools), "LAST": last, "ORDER": order}
+def grow(*arguments, last="", order="", **options):
+    env = {**os.environ, "LAST": last, "ORDER": order}
     return subprocess.run(words(*arguments, **options), capture_output=True, text=True, env=env, timeout=300)
 
 
 COOLDOWN = "--lr-scheduler inverse_sqrt_cooldown --cooldown-updates 5"
-
-
-@pytest.fixture
-def programs(tools):
-    make_real(tools)
-    return tools
 
 
 def last_of(folder, depth):
@@ -45,16 +38,12 @@ def updates_of(folder, depth):
     return last_of(folder, depth)["optimizer_history"][-1]["num_updates"]
 
 
-def killed(tools, data, folder):
+def killed(pids, data, folder):
     """Kill all processes while the second depth trains; return how far it is."""
-    pids = tools.parent / "pids"
     pids.mkdir()
-    env = {**environment(tools), "LAST": COOLDOWN, "PIDS": str(pids)}
+    env = {**os.environ, "LAST": COOLDOWN, "PIDS": str(pids)}
     child = subprocess.Popen(words(data, folder), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(6000):
-        if list(folder.glob("2/checkpoint_*_5.pt")):
-            break
-        time.sleep(0.01)
+    until(lambda: list(folder.glob("2/checkpoint_*_5.pt")))
     child.kill()
     os.kill(int((pids / "fairseq-train.").read_text()), signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
@@ -62,24 +51,24 @@ def killed(tools, data, folder):
 
 
 def test_three_depths_killed_in_the_second_one(programs, small, tmp_path):
-    whole = grow(programs, small, tmp_path / "whole", last=COOLDOWN)
+    whole = grow(small, tmp_path / "whole", last=COOLDOWN)
     assert whole.returncode == 0, whole.stderr[-2000:]
     assert [updates_of(tmp_path / "whole", depth) for depth in (1, 2, 4)] == [20, 23, 23]
     text = whole.stdout + whole.stderr
     assert "encoder layers 1 1, decoder layers 1 2; " in text
     assert "encoder layers 1 1 2 2, decoder layers 1 2; " in text
     assert text.count("training starts at update 3, lr 0.002") == 2
-    reached = killed(programs, small, tmp_path / "parts")
+    reached = killed(tmp_path / "pids", small, tmp_path / "parts")
     assert 4 <= reached < 23 and not (tmp_path / "parts/2/done").exists() and (tmp_path / "parts/1/done").exists()
-    rest = grow(programs, small, tmp_path / "parts", last=COOLDOWN)
+    rest = grow(small, tmp_path / "parts", last=COOLDOWN)
     assert rest.returncode == 0 and rest.stdout.startswith("2 layers: 20 updates\n"), rest.stderr[-2000:]
     first, second = (last_of(tmp_path / name, 4)["model"] for name in ("whole", "parts"))
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
     assert last_of(tmp_path / "whole", 4)["cfg"]["lr_scheduler"]["_name"] == "inverse_sqrt_cooldown"
     assert sum(name.endswith("fc1.weight") and name.startswith("encoder") for name in first) == 4
-    again = grow(programs, small, tmp_path / "parts", last=COOLDOWN)
+    again = grow(small, tmp_path / "parts", last=COOLDOWN)
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
-    other = grow(programs, small, tmp_path / "parts", last=COOLDOWN, flags=["--lr", "1"])
+    other = grow(small, tmp_path / "parts", last=COOLDOWN, flags=["--lr", "1"])
     problem = f"{tmp_path}/parts/1 was trained with another command ({tmp_path}/parts/1/command.txt)"
     assert other.returncode == 2 and other.stderr == f"grow.sh: {problem}: give the same, or another FOLDER\n"
 
@@ -96,6 +85,6 @@ def test_three_depths_killed_in_the_second_one(programs, small, tmp_path):
     ({"order": "blocks"}, "ORDER must be interleave or block, not 'blocks'"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(settings, problem, tools, tmp_path):
-    done = grow(tools, tmp_path, tmp_path / "out", **settings)
+    done = grow(tmp_path, tmp_path / "out", **settings)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"grow.sh: {problem}\n")
     assert not (tmp_path / "out").exists()

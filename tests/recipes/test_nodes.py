@@ -7,16 +7,16 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from fairseq import safe_nodes
 
-from tests.helpers import recipes
+from fairseq_deep.recipes import nodes
 from tests.helpers.commands import losses, run, train_command
-from tests.helpers.recipes import MAIN, environment
+from tests.helpers.processes import live, until
+from tests.helpers.recipes import MAIN
 
 WORDS = """
 --conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --workers 1 --disk-gb 1 --beam 1 --ngpu 0
@@ -29,56 +29,25 @@ MODEL = """
 
 
 @pytest.fixture
-def programs(tools):
-    """A folder for PATH: programs in forks, and no look at the machine."""
-    recipes.make_real(tools)
-    return tools
+def begin(programs, corpus, tmp_path, monkeypatch):
+    """begin(): both machines of tmp_path/exp, each a recipe of its own; numbers of processes are in tmp_path/pids."""
+    (programs / "torchrun").unlink()  # so it is the real one
+    (tmp_path / "pids").mkdir()
+    monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
+
+    def begin():
+        words = [MAIN, "--exp", tmp_path / "exp", "--data", corpus, *WORDS, "--nnodes", "2", "--master",
+                 f"127.0.0.1:{safe_nodes.free_port()}", "--node-rank"]  # fmt: skip
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+        return [subprocess.Popen([*map(str, words), str(rank), *MODEL], **how) for rank in range(2)]
+
+    return begin
 
 
-class Machines:
-    """Both machines of an experiment, each a recipe of its own."""
-
-    def __init__(self, programs, exp, corpus, torchrun=None):
-        (exp.parent / "pids").mkdir(exist_ok=True)
-        self.exp, self.pids = exp, exp.parent / "pids"
-        words = ["--exp", exp, "--data", corpus, *WORDS, "--nnodes", "2",
-                 "--master", f"127.0.0.1:{safe_nodes.free_port()}"]  # fmt: skip
-        if torchrun:  # the real one
-            (programs / "torchrun").unlink()
-        self.children = []
-        for rank in range(2):
-            command = [MAIN, *words, "--node-rank", rank, *MODEL]
-            self.children.append(subprocess.Popen(
-                [str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                env={**environment(programs), "PIDS": str(self.pids)}, start_new_session=True,
-            ))  # fmt: skip
-
-    def wait_for(self, update):
-        """Until the log has that update."""
-        path, end = self.exp / "logs/4-train.log", time.time() + 600
-        while time.time() < end and not (path.exists() and max(losses(path.read_text()), default=0) >= update):
-            assert all(child.poll() is None for child in self.children), self.said()
-            time.sleep(0.02)
-
-    def said(self):
-        """The end of each: status, standard output, standard error."""
-        found = []
-        for child in self.children:
-            out, err = child.communicate(timeout=300)
-            found.append((child.returncode, out, err))
-        return found
-
-    def assert_gone(self):
-        for path in self.pids.iterdir():
-            recipes.assert_gone(int(path.read_text()), 10)
-        for child in self.children:
-            running = ["pgrep", "-s", str(child.pid), "--runstates", "R,S,D,T"]  # not what nobody has waited for
-            left = subprocess.run(running, capture_output=True, text=True).stdout
-            assert left == "", left
-
-
-def losses_of(exp):
-    return losses((exp / "logs/4-train.log").read_text())
+def ends(machines):
+    """Of each: status, standard output, standard error."""
+    said = [child.communicate(timeout=300) for child in machines]
+    return [(child.returncode, *each) for child, each in zip(machines, said)]
 
 
 def last(folder):
@@ -86,15 +55,12 @@ def last(folder):
     return {name: value for name, value in state.items() if "_float_tensor" not in name}
 
 
-def test_two_machines_train_as_one_process_and_one_that_dies_ends_both(programs, corpus, tmp_path):
+def test_two_machines_train_as_one_process_and_one_that_dies_ends_both(begin, tmp_path):
     """A process is killed, the next start goes on, and losses and weights are those of one process left alone."""
-    exp = tmp_path / "exp"
-    machines = Machines(programs, exp, corpus, torchrun="real")
-    machines.wait_for(11)  # an epoch has 10
-    begun = time.time()
-    os.kill(int((machines.pids / "fairseq-train.1").read_text()), signal.SIGKILL)
-    ended = machines.said()
-    assert time.time() - begun < 60
+    exp, log, machines = tmp_path / "exp", tmp_path / "exp/logs/4-train.log", begin()
+    until(lambda: log.exists() and max(losses(log.read_text()), default=0) > 10, 600)  # which is an epoch
+    os.kill(int((tmp_path / "pids/fairseq-train.1").read_text()), signal.SIGKILL)
+    ended = ends(machines)
     reasons = ["process 0 on .* lost another process", r"process 1 on .* was ended by SIGKILL \(out of memory\?\)"]
     for rank, (status, out, err) in enumerate(ended):
         assert status == 1 and err.count("\n") == 1, ended
@@ -102,15 +68,18 @@ def test_two_machines_train_as_one_process_and_one_that_dies_ends_both(programs,
         assert f"resume.sh --node-rank {rank}\n" in err
         assert ("stage 3 binarise" in out) == (rank == 0)
     assert "2 CPUs x 100 tokens x update-freq 1 = 200 tokens per update" in ended[0][1]
-    machines.assert_gone()
-    before = losses_of(exp)
+    until(lambda: not live(*(path.read_text() for path in (tmp_path / "pids").iterdir())), 10)
+    sessions = ",".join(str(child.pid) for child in machines)
+    running = ["pgrep", "-s", sessions, "--runstates", "R,S,D,T"]  # not what nobody has waited for
+    assert subprocess.run(running, capture_output=True, text=True).stdout == ""
+    before = losses(log.read_text())
     assert not (exp / ".done.4").exists() and not (exp / "checkpoints/checkpoint2.pt").exists()
 
-    again = Machines(programs, exp, corpus).said()
+    again = ends(begin())
     assert [status for status, _, _ in again] == [0, 0] and again[0][1].count("already done") == 4, again
     assert (exp / "trained-with.txt").read_text().splitlines()[3] == "2 CPUs on 2 machines"
-    found, first = losses_of(exp), min(set(losses_of(exp)) - set(before))
-    assert "Loaded checkpoint" in (exp / "logs/4-train.log").read_text() and first > 10
+    found = losses(log.read_text())
+    assert "Loaded checkpoint" in log.read_text() and min(set(found) - set(before)) > 10
 
     words = shlex.split((exp / "train.sh").read_text())
     for flag, value in (("--update-freq", "2"), ("--save-dir", str(tmp_path / "one"))):
@@ -189,3 +158,37 @@ def test_a_port_in_use_and_gpus_that_are_not_there_are_one_line(small, tmp_path)
     status, line = start(small, tmp_path, **place, MASTER_PORT=port)
     assert status == 1 and line == "several processes with --cpu require --distributed-backend gloo"
     assert not list(tmp_path.glob("*.pt"))
+
+
+SUMMARY = """
+fairseq_deep: --lr 5 is too much
+E1123 01:22:24.113000 24249 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0
+Traceback (most recent call last):
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Failures:
+[1]:
+  host      : localhost
+  rank      : 2 (local_rank: 0)
+  exitcode  : {other} (pid: 24277)
+Root Cause (first observed failure):
+[0]:
+  rank      : 3 (local_rank: 1)
+  exitcode  : {root} (pid: 24278)  (SIGKILL)
+============================================================
+"""
+
+
+@pytest.mark.parametrize("root, other, said", [
+    (1, 1, "fairseq_deep: --lr 5 is too much"), (-11, 1, "process 3 on HOST was ended by SIGSEGV"),
+    (-9, -15, "process 3 on HOST was ended by SIGKILL (out of memory?)"), (75, 75, ""), (75, -15, ""),
+    (1, -9, "process 2 on HOST was ended by SIGKILL (out of memory?)"),
+    (-6, -15, "fairseq_deep: --lr 5 is too much"),  # NCCL aborts after the loss of another process
+])  # fmt: skip
+def test_what_torchrun_says_is_one_line(root, other, said):
+    assert nodes.explain(SUMMARY.format(root=root, other=other)) == said.replace("HOST", os.uname().nodename)
+
+
+def test_a_port_in_use_is_named():
+    line = "torch.distributed.DistNetworkError: The server socket has failed to listen: port 29500, EADDRINUSE"
+    assert nodes.explain(f"Traceback (most recent call last):\n  File x\n    store = x\n{line}\n") == line

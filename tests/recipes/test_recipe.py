@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fairseq_deep.recipes.engine import Engine
 from fairseq_deep.runtime import find_bundle
-from tests.helpers.recipes import SMALL, assert_refused, programs, recipe, write_pairs
+from tests.helpers.recipes import MAIN, SMALL, assert_refused, driven, programs, write_pairs
 
 
 class TestStages:
@@ -50,7 +50,7 @@ class TestStages:
         assert_refused(done, "stage 6 (generate) failed", "only 11 of 12 sentences", status=1)
 
     def test_a_run_is_resumed_as_it_was_begun_and_a_longer_one_is_too(self, job, stubs, tmp_path):
-        """``test_recipe_settings.py`` has all settings."""
+        """``test_recipe_options.py`` has all settings."""
         exp = tmp_path / "exp"
         assert job("--", "--max-epoch", "3").returncode == 0
         before = (exp / "RESULT.json").read_text()
@@ -110,7 +110,7 @@ class TestStages:
         assert job("--stage", "4", "--stop-stage", "4").returncode == 0
         assert find_bundle(str(exp)).checkpoint == str(exp / "checkpoints/checkpoint_last.pt"), "not the earlier model"
 
-    def test_a_folder_in_use_or_that_cannot_be_made_is_refused(self, job, tools, stubs, tmp_path, monkeypatch):
+    def test_a_folder_in_use_or_that_cannot_be_made_is_refused(self, job, stubs, tmp_path, monkeypatch):
         monkeypatch.setenv("RECIPE_PATIENCE", "0")
         with Engine() as other:
             other.take_lock(str(tmp_path / "exp"))
@@ -118,7 +118,7 @@ class TestStages:
             assert_refused(job("--stop-stage", "0"), *problem)
         assert programs(stubs) == [] and job("--stop-stage", "0").returncode == 0
         assert_refused(job("--stage", "6"), "stage 6 requires", "averaged.pt")
-        done = recipe(tools, f"{stubs}/exp", "--demo", *SMALL)  # which is a file
+        done = driven(MAIN, "--exp", f"{stubs}/exp", "--demo", *SMALL)  # which is a file
         assert_refused(done, f"cannot write to {stubs}/exp (Not a directory): choose another --exp")
 
     def test_bad_text_stops_before_anything_is_written(self, job, stubs, corpus, tmp_path):

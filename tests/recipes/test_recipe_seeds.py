@@ -11,43 +11,40 @@ import pytest
 from fairseq_deep.recipes import summary
 from fairseq_deep.tools.results import read
 from tests.helpers import recipes
-from tests.helpers.recipes import SMALL, assert_refused, programs, recipe
+from tests.helpers.processes import live
+from tests.helpers.recipes import SMALL, assert_refused, programs
 from tests.helpers.runs import RECORD, make_run
 
 
-def seed_of(call):
-    return int(re.search(r"--seed (\d+)", call)[1])
-
-
-def test_the_text_of_another_run_is_linked_and_never_changed(tools, stubs, corpus, tmp_path):
+def test_the_text_of_another_run_is_linked_and_never_changed(job, tmp_path):
     there, exp = tmp_path / "there", tmp_path / "by a link" / "exp"
     (tmp_path / "deep/disk").mkdir(parents=True)
     (tmp_path / "by a link").symlink_to(tmp_path / "deep/disk")
-    done = recipe(tools, there, "--data", corpus, *SMALL, "--max-len-b", "0")
+    done = job("--exp", there, "--max-len-b", "0")
     assert done.returncode == 0, done.stderr
-    same = (tools, exp, "--data", corpus, *SMALL, "--stop-stage", "3")
+    same = ("--exp", exp, "--stop-stage", "3")
     for _ in range(2):
-        assert recipe(*same, "--start-from", there).stdout.count("already done") == 4
+        assert job(*same, "--start-from", there).stdout.count("already done") == 4
     assert all((exp / name).samefile(there / name) for name in ("text", "data-bin"))
-    assert_refused(recipe(*same), "exp has the text of another run: repeat --start-from, or give another")
-    own = (tools, there, "--data", corpus, *SMALL, "--start-from", exp)
+    assert_refused(job(*same), "exp has the text of another run: repeat --start-from, or give another")
     (exp / "checkpoints").mkdir()
     (exp / "checkpoints/checkpoint_last.pt").touch()
-    assert_refused(recipe(*own), "there has a text of its own: omit --start-from, or give another")
+    assert_refused(
+        job("--exp", there, "--start-from", exp), "there has a text of its own: omit --start-from, or give another"
+    )
 
 
 class TestSeeds:
-    def test_a_seed_that_fails_leaves_the_others_alone(self, tools, stubs, corpus, tmp_path):
+    def test_a_seed_that_fails_leaves_the_others_alone(self, job, tools, stubs, tmp_path):
         exp, failing = tmp_path / "exp with blanks", stubs.with_name(f"{stubs.name}.fail2")
         failing.touch()
         fail = 'if [[ -e $CALLS.fail2 && $* == *"--seed 2 "* ]]; then echo "ValueError: planted"; exit 1; fi'
         recipes.write_program(tools / "fairseq-train", f"{fail}\n{recipes.STUB}")
-        words = (tools, exp, "--data", corpus, *SMALL, "--seeds", "3")
-        done = recipe(*words)
+        words = ("--exp", exp, "--seeds", "3")
+        done = job(*words)
         reason = "1 of 3 runs failed (seed 2: stage 4 (train) failed: ValueError: planted, see "
         assert_refused(done, reason, "blanks/seed2/logs); fix the problem, then resume: ", "blanks/resume.sh", status=1)
-        calls = [line for line in stubs.read_text().splitlines() if line.startswith("fairseq-train")]
-        assert [seed_of(call) for call in calls] == [1, 3]
+        assert re.findall(r"(?m)^fairseq-train .*--seed (\d+)", stubs.read_text()) == ["1", "3"]
         assert programs(stubs).count("fairseq-preprocess") == 1
         assert re.search(r"^  2 +FAILED", done.stdout, re.MULTILINE)
         assert done.stdout.splitlines()[-1] == "BLEU = 12.34"
@@ -55,7 +52,7 @@ class TestSeeds:
         assert (record["seeds"], record["failed"], sorted(record["runs"])) == ([1, 3], [2], ["1", "3"])
         assert record["bleu"] == {"mean": 12.34, "std": 0.0, "min": 12.34, "max": 12.34}
         failing.unlink()
-        done = recipe(*words)
+        done = job(*words)
         assert done.returncode == 0 and done.stderr == ""
         assert programs(stubs).count("fairseq-train") == 1
         assert json.loads((exp / "RESULT.json").read_text())["seeds"] == [1, 2, 3]
@@ -77,17 +74,17 @@ class TestSeeds:
         hang.touch()
         command = [recipes.MAIN, "--exp", "exp with blanks", "--data", corpus.name, *SMALL, "--seeds", "2"]
         how = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True, "cwd": tmp_path}
-        child, pid = recipes.begun(command, tools, stubs, **how,
+        child, pid = recipes.begun(command, stubs, **how,
                                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
         os.killpg(child.pid, signal.SIGINT)
         _, said = child.communicate(timeout=300)
-        recipes.assert_gone(pid, 0.5)
+        assert not live(pid)
         assert child.returncode == 130 and re.fullmatch(r"stopped; to resume: .*/exp with blanks.?/resume.sh.?\n", said)
         assert programs(stubs).count("fairseq-train") == 1
         hang.unlink()
         recipes.fork_drivers(tools)
         resume = [str(tmp_path / "exp with blanks/resume.sh")]
-        done = subprocess.run(resume, env=recipes.environment(tools), capture_output=True, text=True, timeout=300)
+        done = subprocess.run(resume, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0 and programs(stubs).count("fairseq-train") == 2
 
     @pytest.mark.parametrize("status, reason", [(1, "failed: planted"), (75, "was stopped by a signal")])

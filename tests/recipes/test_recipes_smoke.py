@@ -8,12 +8,11 @@ import torch
 
 from fairseq_deep.recipes.summary import table_rows
 from tests.helpers import recipes
-from tests.helpers.commands import FEED_FORWARD
+from tests.helpers.commands import FEED_FORWARD, NARROW
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import lines, pack
 
-NARROW = ["--encoder-embed-dim", "16", "--encoder-attention-heads", "2", "--decoder-attention-heads", "2"]
-SHALLOW = ["--encoder-layers", "2", "--decoder-layers", "2"]
+MODEL = ["--max-update", "4", "--encoder-layers", "2", "--decoder-layers", "2", *NARROW[:-1], *FEED_FORWARD]
 WORDS = {
     "en": "we see the old house and not a green tree".split(),
     "de": "wir sehen das alte Haus und keinen grünen Baum".split(),
@@ -55,24 +54,20 @@ def make_opus(home):
     pack(home / "opus-100-corpus-v1.0.tar.gz", files)
 
 
-MODEL = [*NARROW, *SHALLOW, *FEED_FORWARD]
-
-
-def run(tools, task, home, exp, *words):
+def run(task, home, exp, *words):
     """Run the recipe *task* from *home* into *exp*; return what it printed."""
-    recipes.make_real(tools)
     where = ["--data", home] if task == "nist_zhen" else ["--data-url", home.as_uri()]
     fixed = ["--force-batch", "--update-freq", "1", "--average-updates", "0", "--disk-gb", "0", "--ngpu", "0",
              "--workers", "1", "--bpe-merges", "60", "--exp", exp, *where]  # fmt: skip
     script = ROOT / "examples" / task / "run.sh"
-    done = recipes.driven(script, *fixed, *words, variables=recipes.environment(tools))
+    done = recipes.driven(script, *fixed, *words, "--", *MODEL)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 
 
-def smoke(tools, task, home, exp, *words):
+def smoke(task, home, exp, *words):
     """Its RESULT.json after a short training, and what it printed."""
-    said = run(tools, task, home, exp, *words, "--", "--max-update", "4", *MODEL)
+    said = run(task, home, exp, *words)
     record = json.loads((exp / "RESULT.json").read_text())
     assert record["updates"] == 4 and said.splitlines()[-1] == f"BLEU = {record['bleu']:.2f}"
     return record, said
@@ -90,9 +85,9 @@ def exp(tmp_path):
     return tmp_path / "exp"
 
 
-def test_many_pairs_in_one_model(tools, home, exp, tmp_path):
+def test_many_pairs_in_one_model(programs, home, exp, tmp_path):
     make_opus(home)
-    record, said = smoke(tools, "opus100", home, exp, "--temperature", "2", "--conf", "laln_lalt")
+    record, said = smoke("opus100", home, exp, "--temperature", "2", "--conf", "laln_lalt")
     raw, cut = exp / "text/raw", exp / "text/bpe"
     # 40, 40 sqrt(20 / 40) and 40 sqrt(10 / 40), both ways; two ways of the test sets
     assert record["pairs"] == {"train": 2 * (40 + 28 + 20), "valid": 30, "test": 6 * 3 + 4 * 2}
@@ -117,7 +112,7 @@ def test_many_pairs_in_one_model(tools, home, exp, tmp_path):
     rows = table_rows(exp, {**record, "scores": scores}, "xx")
     assert "sacreBLEU" in dict(rows) and "against" not in dict(rows)
     words = ["--temperature", "2", "--conf", "laln_lalt_robt", "--start-from", exp, "--subsets", "none"]
-    said = run(tools, "opus100", home, tmp_path / "tuned", *words, "--", "--max-update", "4", *MODEL)
+    said = run("opus100", home, tmp_path / "tuned", *words)
     tuned = json.loads((tmp_path / "tuned/RESULT.json").read_text())
     assert tuned["updates"] == 4 and (tmp_path / "tuned/text").resolve() == exp / "text"
     log = (tmp_path / "tuned/logs/4-train.log").read_text()
@@ -125,9 +120,9 @@ def test_many_pairs_in_one_model(tools, home, exp, tmp_path):
     assert log.count('"train_robt_loss"') >= 1 and said.count("already done") >= 3
 
 
-def test_nist_zhen_from_text_to_bleu_with_four_references(tools, home, exp):
+def test_nist_zhen_from_text_to_bleu_with_four_references(programs, home, exp):
     make_nist(home)
-    record, said = smoke(tools, "nist_zhen", home, exp, "--subsets", "test,test2")
+    record, said = smoke("nist_zhen", home, exp, "--subsets", "test,test2")
     assert record["pairs"] == {"train": 60, "valid": 4, "test": 5, "test1": 4, "test2": 6}
     found = [record["scores"][name][kind] for name in ("test", "test2") for kind in ("sacrebleu", "tokenised")]
     assert all("nrefs:4|case:lc" in each["signature"] for each in found)

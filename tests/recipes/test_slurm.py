@@ -4,12 +4,10 @@ import asyncio
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +17,7 @@ from omegaconf import OmegaConf
 
 from fairseq_deep.recipes import cluster, driver
 from tests.helpers.paths import ROOT
+from tests.helpers.processes import until
 from tests.helpers.recipes import MAIN, assert_refused, checked, write_program
 
 SCRIPT = ROOT / "examples/slurm/job.sbatch"
@@ -35,8 +34,8 @@ def environment(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-SEEDS = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --workers 1 --ngpu 0 --force-batch"
-NARROW = "--max-update 20 --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 1 --num-workers 0"
+RECIPE = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --workers 1 --ngpu 0 --force-batch --disk-gb 1"
+MODEL = f"--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 1 --num-workers 0 {TINY}"
 
 
 def words(corpus, exp, *more, updates=60, slurm=True):
@@ -57,13 +56,6 @@ def losses(exp):
     table = json.loads((exp / "table.json").read_text())
     return {row["system"]: {seed: each["valid_loss"] for seed, each in row["seeds"].items()}
             for row in table["systems"]}  # fmt: skip
-
-
-def until(condition, seconds=300):
-    end = time.time() + seconds
-    while not condition() and time.time() < end:
-        time.sleep(0.1)
-    assert condition()
 
 
 def updates_of(run):
@@ -109,8 +101,8 @@ def test_the_seeds_of_a_recipe_are_an_array(corpus, tmp_path):
     """With the scores of the same seeds on this machine."""
     found = []
     for exp, more in (("exp", ["--launcher", "slurm"]), ("alone", ["--jobs", "2"])):
-        given = ["--data", corpus, "--exp", tmp_path / exp, *SEEDS.split(), "--disk-gb", "1", "--seeds", "2", *more]
-        command = [str(word) for word in (MAIN, *given, "--", *NARROW.split(), *TINY.split())]
+        given = [*RECIPE.split(), "--seeds", "2", *more, "--", *MODEL.split(), "--max-update", "20"]
+        command = [str(word) for word in (MAIN, "--data", corpus, "--exp", tmp_path / exp, *given)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr + done.stdout
         assert done.stdout.count(": submitted as job ") == (2 if exp == "exp" else 0)
@@ -154,12 +146,9 @@ def test_a_directory_that_the_nodes_do_not_have_is_one_line(monkeypatch, tmp_pat
 @real
 def test_a_recipe_as_a_job_resumes_after_a_signal(corpus, tmp_path):
     """The signal before the time limit: the recipe saves, its job is requeued, and resumes."""
-    flags = f"--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 1 --num-workers 0 {TINY}"
-    given = f"{MAIN} --exp {tmp_path}/exp --data {shlex.quote(str(corpus))} --conf mini"
-    given += " --arch transformer_dlcl_2l2l_tiny --ngpu 0 --workers 1 --bpe-merges 60 --max-tokens 100"
-    given += " --batch-tokens 100 --disk-gb 1 --stop-stage 4"
-    command = ["sbatch", "--parsable", f"--output={tmp_path}/log", SCRIPT, *shlex.split(given), "--",
-               *shlex.split(flags), "--max-update", "500", "--log-interval", "1"]  # fmt: skip
+    given = f"--max-tokens 100 --batch-tokens 100 --stop-stage 4 -- {MODEL} --max-update 500 --log-interval 1"
+    command = ["sbatch", "--parsable", f"--output={tmp_path}/log", SCRIPT, MAIN, "--exp", tmp_path / "exp",
+               "--data", corpus, *RECIPE.split(), *given.split()]  # fmt: skip
     job = subprocess.check_output([str(word) for word in command], text=True).strip()
     until(lambda: updates_of(tmp_path / "exp"))
     subprocess.run(["scancel", "--batch", "--signal=USR1", job], check=True)

@@ -1,8 +1,13 @@
-"""A training that is told to stop saves and exits with its own status, and the same command goes on, bit for bit."""
+"""A training that is told to stop saves and exits with its own status, and the same command goes on, bit for bit.
+
+Also from checkpoints in --save-dir as an older fairseq, a disk or a user may leave them.
+"""
 
 import multiprocessing
 import os
 import re
+import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -11,10 +16,11 @@ from types import SimpleNamespace
 import fairseq.binarizer
 import pytest
 import torch
-from fairseq import safe_stop
+from fairseq import safe_save, safe_stop
 
 from tests.helpers.commands import BIN, PACKAGE, losses, run, train_command
 from tests.helpers.forkserver import stand_in
+from tests.helpers.processes import children, live, until
 from tests.helpers.recipes import write_program
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150")
@@ -31,9 +37,9 @@ def forkserver(tmp_path_factory):
         yield
 
 
-def start(small, folder, *flags, fault=None):
-    """Exit status and log of a training."""
-    prepare = fault and ["tests.helpers.faults:send", *fault]
+def start(small, folder, *flags, fault=None, prepare=None):
+    """Exit status and log of a training of two epochs."""
+    prepare = ["tests.helpers.faults:send", *fault] if fault else prepare
     done = run(*train_command(small, folder, *FLAGS, *flags), check=False, prepare=prepare)
     return done.returncode, done.text
 
@@ -164,10 +170,6 @@ def begin(command, update, **variables):
 LONG = ("--max-epoch", "40", "--max-tokens", "150", "--num-workers", "1", "--no-epoch-checkpoints")
 
 
-def workers_of(pid):
-    return subprocess.check_output(["pgrep", "-P", str(pid)], text=True).split()
-
-
 def in_forks(folder, command):
     """*command*, a training, as a program in *folder* that hands its signals on to a fork; see ``in_fork.py``."""
     program = folder / "fairseq-train"
@@ -175,17 +177,11 @@ def in_forks(folder, command):
     return [program, *command[1:]]
 
 
-def live(processes):
-    """Those that have not ended."""
-    state = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(processes)], capture_output=True, text=True).stdout
-    return [word for word in state.split() if not word.startswith("Z")]
-
-
 def test_workers_that_read_data_outlive_a_signal_to_the_whole_group(small, tmp_path):
     """As torchrun, a scheduler and Ctrl-C send it; `TestSignals` has all signals."""
     command = train_command(small, tmp_path / "save", *LONG, "--batch-size", "1")
     child, _ = begin(in_forks(tmp_path, command), 3, PIDS=str(tmp_path))
-    workers = workers_of((tmp_path / "fairseq-train.").read_text())
+    workers = children((tmp_path / "fairseq-train.").read_text())
     for worker in workers:
         os.kill(int(worker), signal.SIGINT)
     for line in child.stdout:  # longer than what has been read ahead
@@ -194,7 +190,7 @@ def test_workers_that_read_data_outlive_a_signal_to_the_whole_group(small, tmp_p
     child.send_signal(signal.SIGINT)
     rest = child.communicate(timeout=300)[0]
     assert child.returncode == 75 and "Traceback" not in rest, rest[-2000:]
-    assert workers and not live(workers)
+    assert workers and not live(*workers)
 
 
 def test_commands_with_workers_end(small, tmp_path):
@@ -220,7 +216,7 @@ def test_a_signal_to_one_of_two_processes_stops_both(small, tmp_path):
     command = in_forks(tmp_path, train_command(small, tmp_path / "save", *LONG, *flags))
     command = ["torchrun", "--standalone", "--nproc_per_node", "2", "--no_python", *command]
     child, _ = begin(command, 3)
-    workers = workers_of(child.pid)
+    workers = children(child.pid)
     assert len(workers) == 2
     os.kill(int(workers[1]), signal.SIGUSR1)
     rest = child.communicate(timeout=300)[0]
@@ -238,9 +234,7 @@ def wait_and_stop(rank, folder):
     stop = safe_stop.Stop()
     stop.listen()
     (folder / f"{rank}").touch()
-    end = time.time() + 60
-    while stop.asked is None and time.time() < end:
-        time.sleep(0.02)
+    until(lambda: stop.asked is not None)
     (folder / f"{rank}.stopped").touch()
     raise SystemExit(safe_stop.EXIT_STATUS)
 
@@ -255,9 +249,7 @@ def test_processes_that_fairseq_starts_itself_get_the_signal(tmp_path):
             os._exit(end.code)
         finally:
             os._exit(1)
-    end = time.time() + 60
-    while len(list(tmp_path.iterdir())) < 2 and time.time() < end:
-        time.sleep(0.05)
+    until(lambda: len(list(tmp_path.iterdir())) == 2)
     os.kill(pid, signal.SIGUSR1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 75
     assert (tmp_path / "0.stopped").exists() and (tmp_path / "1.stopped").exists()
@@ -284,18 +276,77 @@ def test_a_process_that_fairseq_has_started_and_that_ends_is_no_traceback(handle
 
 def test_two_trainings_do_not_share_a_folder_and_a_kill_leaves_neither_workers_nor_a_lock(small, tmp_path):
     child, _ = begin(train_command(small, tmp_path / "save", *LONG, "--batch-size", "1"), 3)
-    workers, before = workers_of(child.pid), {path.name for path in (tmp_path / "save").iterdir()}
+    workers, before = children(child.pid), {path.name for path in (tmp_path / "save").iterdir()}
     status, log = start(small, tmp_path / "save")
     last = log.strip().splitlines()[-1]
     assert status == 1 and "Traceback" not in log and losses(log) == {}
     assert re.fullmatch(rf"\S+/save is in use by process {child.pid} on \S+, since .*: try again .*--save-dir", last)
     new = {path.name.replace(".tmp", "") for path in (tmp_path / "save").iterdir()} - before
     assert new <= {"checkpoint_last.pt", "checkpoint_best.pt"}, "only the first one saves"
-    assert live(workers)
+    assert live(*workers)
     child.kill()
     child.communicate(timeout=300)
     assert start(small, tmp_path / "save", "--reset-dataloader")[0] == 0
-    end = time.time() + 30  # a worker looks every 5 seconds
-    while live(workers) and time.time() < end:
-        time.sleep(0.2)
-    assert not live(workers)
+    until(lambda: not live(*workers))  # each looks every 5 seconds
+
+
+@pytest.fixture
+def stopped(whole, tmp_path):
+    """A folder as the first epoch leaves it."""
+    folder = shutil.copytree(whole[1], tmp_path / "save")
+    (folder / "checkpoint2.pt").unlink()
+    for name in ("last", "best"):
+        shutil.copy(folder / "checkpoint1.pt", folder / f"checkpoint_{name}.pt")
+    return folder
+
+
+def second_epoch(whole):
+    return {update: loss for update, loss in whole[0].items() if update > len(whole[0]) // 2}
+
+
+@pytest.mark.parametrize("damage", ["torn", "empty", "missing"])
+def test_the_newest_whole_one_is_taken(small, whole, stopped, damage):
+    last = stopped / "checkpoint_last.pt"
+    if damage == "missing":
+        last.unlink()
+    else:
+        last.write_bytes(last.read_bytes()[: 20_000 if damage == "torn" else 0])
+    (stopped / "checkpoint_best.pt").unlink()
+    status, text = start(small, stopped)
+    assert status == 0 and f"resuming from {stopped / 'checkpoint1.pt'}" in text, text[-1500:]
+    assert losses(text) == second_epoch(whole)
+
+
+def test_a_full_disk_ends_in_one_line_and_the_next_start_loses_nothing(small, whole, stopped):
+    full = ["resource:setrlimit", resource.RLIMIT_FSIZE, [20_000, 20_000]]
+    status, text = start(small, stopped, prepare=full)
+    last = text.strip().splitlines()[-1]
+    assert status == 1 and "Traceback" not in text and losses(text) == second_epoch(whole)
+    assert ".pt: cannot be saved (File too large); earlier checkpoints are complete: check the disk and run " in last
+    status, text = start(small, stopped)
+    assert status == 0 and losses(text) == second_epoch(whole)
+
+
+def test_without_a_whole_one_it_is_one_line_and_nothing_is_trained(small, stopped):
+    for path in stopped.glob("*.pt"):
+        path.write_bytes(path.read_bytes()[:20_000])
+    status, text = start(small, stopped)
+    assert status == 1 and "Traceback" not in text and losses(text) == {}
+    assert "checkpoint_last.pt: truncated, without a complete checkpoint next to" in text.strip().splitlines()[-1]
+
+
+def test_where_none_is_written_none_is_missing(stopped, tmp_path):
+    last = stopped / "checkpoint_last.pt"
+    last.unlink()
+    for path, no_last in ((last, True), (tmp_path / "new/checkpoint_last.pt", False)):
+        assert safe_save.to_restore(str(path), no_last) == str(path)
+
+
+def test_newest_by_time_of_writing_with_the_same_suffix(tmp_path):
+    names = ["checkpoint_2_30.pt", "checkpoint3.pt", "checkpoint1-shard0.pt", "checkpoint.best_1.pt"]
+    for age, name in enumerate(names):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    for suffix, found in (("", ["checkpoint_2_30.pt", "checkpoint3.pt"]), ("-shard0", ["checkpoint1-shard0.pt"])):
+        paths = safe_save.numbered(str(tmp_path / f"checkpoint_last{suffix}.pt"))
+        assert [os.path.basename(path) for path in paths] == found

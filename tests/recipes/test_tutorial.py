@@ -11,13 +11,12 @@ from fairseq_deep.cli import main as fairseq_deep_command
 from fairseq_deep.tools.results import read
 from tests.helpers.forkserver import stand_in
 from tests.helpers.paths import ROOT
-from tests.helpers.recipes import WORDS, environment, fork_drivers, lines, make_real, write_program
+from tests.helpers.recipes import LANGS, WORDS, fork_drivers, lines, make_real, write_pairs, write_program
 
 PAGE = (ROOT / "examples/own_text/tutorial.md").read_text(encoding="utf-8")
 SMALL = ("--encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --decoder-attention-heads 2 "
          "--max-epoch 1")  # fmt: skip
 RUN = {"bash": "{}", "python": "forked-python -c \"$(cat <<'END'\n{}END\n)\"\n"}
-LANGS = ("en", "de")
 
 
 def script():
@@ -30,10 +29,9 @@ def script():
 def write_text(folder):
     """all.en and all.de, with pairs that occur twice and one without a source."""
     rng = random.Random(7)
-    pairs = [[rng.choice(list(WORDS.items())) for _ in range(rng.randint(4, 6))] for _ in range(300)]
-    for side, (lang, empty) in enumerate(zip(LANGS, ("", "leer"))):
-        text = [empty, *(" ".join(word[side] for word in pair) + "." for pair in (*pairs, *pairs[:50]))]
-        (folder / f"all.{lang}").write_text("\n".join(text) + "\n", encoding="utf-8")
+    words = [rng.choices(list(WORDS.items()), k=rng.randint(4, 6)) for _ in range(300)]
+    pairs = [[" ".join(side) + "." for side in zip(*pair)] for pair in words]
+    write_pairs(folder, all=[("", "leer"), *pairs, *pairs[:50]])
 
 
 @pytest.fixture
@@ -44,16 +42,15 @@ def work(tools, tmp_path):
     write_program(tools / "forked-python", stand_in("python3"))
     write_program(tools / "shuf", "exec cat")  # the pair without a source, which sort puts first, is a test sentence
     folder = tmp_path / "my work"
-    folder.mkdir()
+    write_text(folder)
     for name in ("examples", "fairseq_deep"):
         (folder / name).symlink_to(ROOT / name)
-    write_text(folder)
     return folder
 
 
-def run(tools, work, *command):
+def run(work, *command):
     """What the command, which succeeds, printed to its two streams."""
-    how = {"cwd": work, "env": environment(tools), "capture_output": True, "text": True, "timeout": 600}
+    how = {"cwd": work, "capture_output": True, "text": True, "timeout": 600}
     done = subprocess.run(list(map(str, command)), **how)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout, done.stderr
@@ -80,7 +77,7 @@ def assert_text_is_split(work):
     assert len(sets["valid"]) == len(sets["test"]) == len(pairs) // 20
 
 
-def assert_recipe_ran(tools, work, said):
+def assert_recipe_ran(work, said):
     exp = work / "exp/first"
     record = json.loads((exp / "RESULT.json").read_text())
     assert f"BLEU = {record['bleu']:.2f}\n" in said and "tok:13a" in record["signature"]
@@ -91,7 +88,7 @@ def assert_recipe_ran(tools, work, said):
     translations = lines(exp / "test.hyp.de")
     assert len(translations) == record["pairs"]["test"] and translations[0] == "" != translations[1]
     assert (exp / "env.txt").read_text().startswith("python ")
-    assert "BLEU = " in run(tools, work, exp / "resume.sh")[0]
+    assert "BLEU = " in run(work, exp / "resume.sh")[0]
     assert fairseq_deep_command(["report", str(exp)]) == 0
     page = (exp / "report.html").read_text()
     assert all(part in page for part in (record["signature"], translations[1], "<svg"))
@@ -104,22 +101,22 @@ def assert_stock_model_grew(work, said):
         assert len(lines(work / name)) == len(lines(work / "text/test.de"))
 
 
-def assert_student_learns_from(teacher, tools, work):
+def assert_student_learns_from(teacher, work):
     """With --teacher, the training targets are translations; other sets and all sources are the original ones."""
     words = ["--data", "text", "--exp", "student", "--stop-stage", "1", "--teacher", teacher]
-    run(tools, work, "examples/own_text/run.sh", *words)
+    run(work, "examples/own_text/run.sh", *words)
     ours, theirs = sets_of(work / "student/text/raw"), sets_of(teacher / "text/raw")
     # a source without a reference has a translation, too
     assert {source for source, _ in theirs["train"]} <= {source for source, _ in ours["train"]}
     assert ours["valid"] == theirs["valid"] and ours["train"] != theirs["train"]
 
 
-def test_every_step_of_the_tutorial(tools, work):
-    printed, errors = run(tools, work, "bash", "-euo", "pipefail", "-c", script())
+def test_every_step_of_the_tutorial(work):
+    printed, errors = run(work, "bash", "-euo", "pipefail", "-c", script())
     assert_text_is_split(work)
-    assert_recipe_ran(tools, work, printed)
+    assert_recipe_ran(work, printed)
     assert_stock_model_grew(work, printed + errors)
     (work / "house").write_text("The old house is beautiful.\n")
     [translation] = translated(work / "my_model", work / "house", work / "again")
     assert translation and printed.endswith(f"\n{translation}\n"), "the page's last program is in Python"
-    assert_student_learns_from(work / "exp/first", tools, work)
+    assert_student_learns_from(work / "exp/first", work)
