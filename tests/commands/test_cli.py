@@ -5,6 +5,7 @@ import io
 import os
 import re
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,10 +18,11 @@ import fairseq_deep
 from fairseq_deep import cli
 from fairseq_deep.errors import UsageError, printable
 from fairseq_deep.tools.output_files import check_outputs
-from tests.helpers.paths import ALONE, ROOT
+from tests.helpers.paths import ROOT
 from tests.helpers.processes import until
 
-COMMAND = [sys.executable, str(ALONE), "deep"]  # as importing fairseq takes seconds
+PROGRAM = "import sys; sys.modules['fairseq'] = None; from fairseq_deep.cli import main; sys.exit(main(sys.argv[1:]))"
+COMMAND = [sys.executable, "-c", PROGRAM]  # as importing fairseq takes seconds
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 PLACE = os.path.abspath(fairseq_deep.__path__[0]) + "\n"
 
@@ -132,7 +134,7 @@ def test_standard_input_is_an_input(tmp_path):
 ])  # fmt: skip
 def test_closed_and_full_streams(words, redirection, status, told):
     environment = {**QUIET, "PYTHONUNBUFFERED": "1" if words == "path" else ""}
-    done = subprocess.run(["bash", "-c", f"{' '.join(COMMAND)} {words} {redirection}"], env=environment,
+    done = subprocess.run(["bash", "-c", f"{shlex.join(COMMAND)} {words} {redirection}"], env=environment,
                           capture_output=True, text=True)  # fmt: skip
     lines = [line for line in done.stderr.splitlines() if line]
     assert done.returncode == status and len(lines) <= 1 and (told in done.stderr if told else not lines), done.stderr
