@@ -1,4 +1,4 @@
-"""Calls in Python that are refused in one line: python.txt; errors of checkpoints, tracebacks, and ``--help``."""
+"""Calls in Python and models that are refused in one line; errors of checkpoints, tracebacks, and ``--help``."""
 
 import pytest
 import torch
@@ -20,9 +20,10 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.runtime import Translator
-from tests.errors import assert_says, rows
+from tests.errors import assert_says, read_model, rows
 from tests.helpers.flags import parse
-from tests.helpers.models import make_dictionary, task_of
+from tests.helpers.methods import NO_FFN
+from tests.helpers.models import make_dictionary, make_tagged_dictionary, task_of, tiny_flags
 
 DLCL = "transformer_dlcl_2l2l_tiny"
 
@@ -181,3 +182,19 @@ def test_weights_of_an_unsupported_type(build):
     for value in (None, 3.5, "x"):
         with pytest.raises(UsageError, match=f"encoder.embed_tokens.weight has the type {type(value).__name__}; 1 "):
             model.load_state_dict({**state, "encoder.embed_tokens.weight": value})
+
+
+@pytest.mark.parametrize("before, command, said", rows("models"))
+def test_a_model_is_refused_in_one_line(before, command, said, dictionary):
+    words = make_tagged_dictionary(22, 12) if "-language" in command else dictionary
+    with pytest.raises(UsageError) as error:
+        arch, given = read_model(command)
+        narrow = {**tiny_flags(f"transformer_{arch}"), **(NO_FFN if given.get("layer_agg") in ("lstm", "rnn") else {})}
+        build_architecture(f"transformer_{arch}", words, **{**narrow, **given})
+    assert_says(str(error.value), said)
+
+
+@pytest.mark.parametrize("name", ["hyper-connections", "attention-residual"])
+def test_a_norm_placement_that_only_a_configuration_can_give(name, build):
+    with pytest.raises(UsageError, match=f"--decoder-normalize-before has no effect: --layer-agg {name} "):
+        build("transformer_prenorm_2l2l_tiny", layer_agg=name, decoder_normalize_before=False)
