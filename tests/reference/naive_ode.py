@@ -1,43 +1,27 @@
-"""The ODE Transformer (Li et al., 2022) in the plainest form: each scheme written out, evaluation after evaluation."""
+"""The ODE Transformer (Li et al., 2022) in the plainest form: one evaluation after the other."""
 
 import torch
 
-from .naive_parts import sigmoid
+from .naive_parts import linear, sigmoid
+
+# by the number of evaluations: the factors of F_1, F_2, ... in what is added to x for F_2, F_3, ...
+ADDED = {1: [], 2: [[1]], 3: [[1 / 2], [-1, 2]], 4: [[1 / 2], [0, 1 / 2], [0, 0, 1]]}
+WEIGHTS = {"rk2": [1 / 2, 1 / 2], "rk3": [1 / 6, 4 / 6, 1 / 6], "rk4": [1 / 6, 2 / 6, 2 / 6, 1 / 6]}
 
 
 def step(aggregator, layer, x, method="rk2", order=2, identity=False):
-    """y for the input *x* (T x B x C) of the function *layer*."""
-    gate, scalars, alpha = aggregator.gate, aggregator.scalars, aggregator.alpha
-    method = f"ema{order}" if method == "ema" else method
-
-    def change(z):
-        return layer(z) if identity else layer(z) - z
-
-    if method == "ema1":
-        return layer(x)
-    if method in ("rk2", "rk2-learned", "rk2-init", "ema2"):
-        f_1 = change(x)
-        f_2 = change(x + f_1)
-        if method == "rk2":
-            return x + (f_1 + f_2) / 2
-        if method == "rk2-init":
-            return x + scalars[0] * f_1 + scalars[1] * f_2
-        if method == "ema2":
-            return x + alpha * (1 - alpha) * f_1 + alpha * f_2
-        g = sigmoid(torch.cat([f_1, f_2], dim=-1) @ gate.weight.T + gate.bias)
-        return x + g * f_1 + (1 - g) * f_2
-    if method in ("rk3", "ema3"):
-        f_1 = change(x)
-        f_2 = change(x + f_1 / 2)
-        f_3 = change(x - f_1 + 2 * f_2)
-        if method == "rk3":
-            return x + (f_1 + 4 * f_2 + f_3) / 6
-        return x + alpha * (1 - alpha) ** 2 * f_1 + alpha * (1 - alpha) * f_2 + alpha * f_3
-    f_1 = change(x)
-    f_2 = change(x + f_1 / 2)
-    f_3 = change(x + f_2 / 2)
-    f_4 = change(x + f_3)
-    if method == "rk4":
-        return x + (f_1 + 2 * f_2 + 2 * f_3 + f_4) / 6
-    decay = 1 - alpha
-    return x + alpha * decay**3 * f_1 + alpha * decay**2 * f_2 + alpha * decay * f_3 + alpha * f_4
+    """y = x + sum_i b_i F_i for the input *x* (T x B x C) of the function *layer*."""
+    count, f = order if method == "ema" else int(method[2]), []
+    for factors in [[], *ADDED[count]]:
+        z = x + sum(factor * each for factor, each in zip(factors, f))
+        f.append(layer(z) if identity else layer(z) - z)
+    if method == "rk2-learned":
+        gate = sigmoid(linear(torch.cat(f, dim=-1), aggregator.gate))
+        weights = [gate, 1 - gate]
+    elif method == "rk2-init":
+        weights = aggregator.scalars
+    elif method == "ema" and order > 1:
+        weights = [aggregator.alpha * (1 - aggregator.alpha) ** (count - i) for i in range(1, count + 1)]
+    else:
+        weights = WEIGHTS.get(method, [1])
+    return x + sum(weight * each for weight, each in zip(weights, f, strict=True))
