@@ -16,7 +16,7 @@ from fairseq_deep.core.stack import Stack
 from tests.helpers.methods import KINDS, LUNA
 from tests.helpers.models import POSTNORM
 from tests.helpers.tensors import DOUBLE, assert_same, saved_bytes, shake
-from tests.reference import naive_luna, naive_ssru
+from tests.reference.naive_decoder_attentions import causal, ssru
 from tests.reference.naive_parts import linear, projections
 
 B, C, H, L = 3, 16, 2, 3
@@ -101,10 +101,10 @@ def test_all_positions_at_once_equal_one_after_the_other(length, compiles, monke
     monkeypatch.setattr(luna_causal, "BLOCK", 2)
     x, p = (torch.randn(size, B, C, **DOUBLE).requires_grad_() for size in (length, L))
     recurrence, attention = shake(Ssru(C).double()), shake(luna().double())
-    wanted = naive_ssru.ssru(x, torch.ones(B, length, dtype=torch.bool), recurrence)
+    wanted = ssru(x, torch.ones(B, length, dtype=torch.bool), recurrence)
     assert_same(recurrence(x, causal=True)[0], wanted, [x, *recurrence.parameters()])
     named = projections(attention, ("q", "k", "v", "pq", "pc", "out"))
-    heads = torch.stack([naive_luna.causal(x[:, b], p[:, b], named, H) for b in range(B)], dim=1)
+    heads = torch.stack([causal(x[:, b], p[:, b], named, H) for b in range(B)], dim=1)
     wanted, found = linear(heads, named["out"]), attention(x, causal=True, memory=torch.cat([p, p]))[0]
     assert_same(found, wanted, [x, p, *attention.parameters()], True)
 

@@ -6,7 +6,7 @@ import torch
 from fairseq_deep.core.layers import LayerContext, LayerDrop
 from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
 from tests.helpers.tensors import assert_same, shake
-from tests.reference.naive_dlcl import combine
+from tests.reference.naive_aggregators import combine
 from tests.reference.naive_parts import norm as function
 
 RATES = {"encoder_layerdrop": 0.4, "decoder_layerdrop": 0.4}

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import naive_aggregators, naive_average, naive_lstm, naive_memories, naive_residuals, naive_ssru
+from . import naive_aggregators, naive_decoder_attentions, naive_lstm, naive_memories, naive_residuals
 from .naive_attention import attention, relative_vector
-from .naive_luna import causal
 from .naive_parts import LANGUAGES, dropped, gelu, linear, norm, projections, sigmoid, start
 
 PAD = 1
@@ -81,7 +80,7 @@ def attentions(own, cross, number, context):
     if kind == "merged":
         to_memory = (projections(cross), cross.num_heads, context.seen)
         last = (*to_memory, context.means, norm(cross.output_norm))
-        return [lambda x: context.kept(naive_average.merged(x, memory, *last))]
+        return [lambda x: context.kept(naive_decoder_attentions.merged(x, memory, *last))]
     parts = [] if own is None else [to_target(own, context)]
     parts += [] if cross is None else [attend(cross, memory, context.seen, context)]
     if kind.startswith("merged"):  # rows 6 and 7 of Table 3 of the paper on merged attention: the sum of both
@@ -108,7 +107,7 @@ def packed_causal(own, p, context):
         sentences = []
         for b in range(x.size(1)):
             rows = [j for j in range(len(p)) if context.rows(b, 0, j)]
-            heads = causal(x[words[b], b], p[rows, b], named, own.num_heads)
+            heads = naive_decoder_attentions.causal(x[words[b], b], p[rows, b], named, own.num_heads)
             sentences.append(torch.zeros_like(x[:, b]).index_put((words[b],), heads))
         heads = torch.stack(sentences, dim=1)
         if own.gate is not None:
@@ -122,9 +121,9 @@ def packed_causal(own, p, context):
 def to_target(own, context):
     """F of a decoder's attention to its own positions, or of what takes its place."""
     if "average" in context.kind:
-        return lambda x: naive_average.average_attention(x, context.means, own)
+        return lambda x: naive_decoder_attentions.average_attention(x, context.means, own)
     if context.kind == "ssru":
-        return lambda x: naive_ssru.ssru(x, context.means.diagonal(dim1=1, dim2=2) > 0, own)
+        return lambda x: naive_decoder_attentions.ssru(x, context.means.diagonal(dim1=1, dim2=2) > 0, own)
     return attend(own, None, context.earlier, context, True)
 
 
@@ -302,7 +301,7 @@ def scores(model, batch, causal=True):
     def rows(b, i, j):
         return j < int(source[b].ne(PAD).sum())
 
-    means = naive_average.average_mask(words, causal)
+    means = naive_decoder_attentions.average_mask(words, causal)
     x = start(encoder, source).masked_fill(source.eq(PAD).T.unsqueeze(-1), 0.0)
     if encoder.packed is not None:
         p = dropped(math.sqrt(x.size(-1)) * encoder.packed.weight + sinusoids(*encoder.packed.weight.shape))
