@@ -172,3 +172,13 @@ def test_sums_and_gradients_are_rounded_to_their_type_alone(dtype, form, groups,
         assert got.dtype == (weights.dtype if number == 1 else dtype)
         limit = (near, near if normed else 1e-4)[number] if number < 2 else 4 * near
         torch.testing.assert_close(got.double(), want, rtol=limit, atol=limit * float(want.std()))
+
+
+@pytest.mark.parametrize("form", ["running", "kernels"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_weights_have_more_digits_than_entries(dtype, form):
+    """Two equal entries have weights of 1 and of -1 plus a step that is too small for the type of the entries."""
+    step = torch.finfo(dtype).eps / 4
+    entry = torch.full((T, B, C), 64, dtype=dtype, requires_grad=True)
+    sums = sums_of_rows(torch.tensor([[[1, 0], [1, step - 1]]]), 2, entry, lambda *_: entry)
+    assert sums[1].eq(64 * step).all()
