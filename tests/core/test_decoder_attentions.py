@@ -73,8 +73,8 @@ def test_half_precision_keeps_the_state_in_fp32(kind, dtype):
         module.gate.bias.fill_(8.0)
     else:
         module, more = luna(64), {"memory": torch.randn(2 * L, 2, 64).to(dtype)}
-        for name in ("q_proj", "k_proj", "v_proj"):
-            getattr(module, name).weight.copy_(60.0 * torch.eye(64))
+        for name, size in (("q_proj", 60.0), ("k_proj", 60.0), ("v_proj", 200.0)):
+            getattr(module, name).weight.copy_(size * torch.eye(64))
     module, x = module.to(dtype), (1.0 + torch.randn(400, 2, 64) * (1 if kind == "ssru" else 0.1)).to(dtype)
     wanted = copy.deepcopy(module).double()(x.double(), causal=True, **{key: p.double() for key, p in more.items()})[0]
     full, (steps, state) = module(x, causal=True, **more)[0], run_in_steps(module, x, **more)

@@ -92,18 +92,20 @@ def starts(arch, flags):
 
 
 def initial():
-    """Numbers of parameters, and initial values: a distribution, or the few values that there are.
+    """Numbers of parameters, their names, which checkpoints have, and initial values: a distribution, or a few values.
 
-    Without the 1 of a weight, the 0 of a bias, and what plain models and the first one with that initialisation have.
+    Without what plain models and the first one with that initialisation have. The 1 of a weight, the 0 of a bias: once.
     """
     plain, lines = starts(PRENORM, {})[0] | starts(POSTNORM, {})[0], []
-    known = {None: plain}
+    known, seen = {None: plain}, set()
     for name, (arch, flags) in {**METHODS, **OPTIONS, **LANGUAGES, **CASES}.items():
         (found, size), init = starts(arch, flags), flags.get("deep_init")
         new = [row for row in found if row not in known.get(init, plain)]
         lines.append(f"{name}: {size:,} parameters")
-        lines += [f"  {key}: {text}" for key, text in new if text != str(int(key.endswith("weight")))]
+        lines += [f"  {key}: {text}" for key, text in new
+                  if text != str(int(key.endswith("weight"))) or (key, text) not in seen]  # fmt: skip
         known.setdefault(init, {**plain, **found})
+        seen |= found.keys()
     return "\n".join(lines)
 
 

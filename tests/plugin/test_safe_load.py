@@ -62,8 +62,9 @@ def test_a_planted_command_is_refused_and_not_run(load, tmp_path, zipped, protoc
     (Call(functools.partial, print), "functools.partial"), (Call(torch.load, "other.pt"), "torch.serialization.load"),
     (Call(importlib.import_module, "this"), "importlib.import_module"),
     (Call(torch.storage._load_from_bytes, b""), "torch.storage._load_from_bytes"),
+    (Call(np.dtype, "f4,O"), ""),
     *((array, "") for array in (np.array(["text"]), np.array([None]), np.zeros(1, dtype=[("a", "f4")]))),
-], ids=range(10))  # fmt: skip
+], ids=range(11))  # fmt: skip
 def test_everything_off_the_list_is_refused_by_name(load, call, name):
     with pytest.raises(safe_load.CheckpointError, match=f"rejected.*{name}" if name else None):
         reload(load, {"x": call})

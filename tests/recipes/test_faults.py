@@ -3,6 +3,7 @@
 ``test_stops.py`` has what the next start does with them, and a real full disk.
 """
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -63,3 +64,17 @@ def test_a_write_that_fails_loses_nothing(save, tmp_path):
     counts = {kind: len([case for case in cases if case[0] == kind]) for kind in faults.KINDS}
     assert {*counts.values()} == {counts["kill"]} and counts["kill"] > 15, "each write, with each fault"
     assert ("EIO", False) in cases and ("ENOSPC", False) in cases
+
+
+def test_data_are_on_the_disk_before_the_file_has_its_name(save, monkeypatch, tmp_path):
+    """Otherwise a power failure leaves a torn file in place of a complete one."""
+    synced, renamed, fsync, replace = set(), [], os.fsync, os.replace
+
+    def rename(old, new):
+        renamed.append(os.stat(old).st_ino in synced)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino) or fsync(file))
+    monkeypatch.setattr(os, "replace", rename)
+    save(1)
+    assert renamed == [True] * 3 and os.stat(tmp_path / "save").st_ino in synced

@@ -135,6 +135,11 @@ def test_sums_see_words_and_sizes_and_code(small, tmp_path):
     before = safe_nodes.sum_of_data(str(small))
     shutil.copytree(small, tmp_path / "copy")
     assert safe_nodes.sum_of_data(str(tmp_path / "copy")) == before
+    data = next((tmp_path / "copy").glob("train.*.bin"))
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-2])
+    assert safe_nodes.sum_of_data(str(tmp_path / "copy")) != before
+    data.write_bytes(whole)
     words = (tmp_path / "copy/dict.src.txt").read_text().splitlines()
     (tmp_path / "copy/dict.src.txt").write_text("\n".join([words[1], words[0], *words[2:]]) + "\n")
     assert safe_nodes.sum_of_data(str(tmp_path / "copy")) != before

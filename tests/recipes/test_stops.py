@@ -343,10 +343,11 @@ def test_where_none_is_written_none_is_missing(stopped, tmp_path):
 
 
 def test_newest_by_time_of_writing_with_the_same_suffix(tmp_path):
-    names = ["checkpoint_2_30.pt", "checkpoint3.pt", "checkpoint1-shard0.pt", "checkpoint.best_1.pt"]
+    whole = ["checkpoint10.pt", "checkpoint_9_80.pt", "checkpoint9.pt"]  # in no order of names
+    names = [*whole, "checkpoint1-shard0.pt", "checkpoint.best_1.pt"]
     for age, name in enumerate(names):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    for suffix, found in (("", ["checkpoint_2_30.pt", "checkpoint3.pt"]), ("-shard0", ["checkpoint1-shard0.pt"])):
+    for suffix, found in (("", whole), ("-shard0", ["checkpoint1-shard0.pt"])):
         paths = safe_save.numbered(str(tmp_path / f"checkpoint_last{suffix}.pt"))
         assert [os.path.basename(path) for path in paths] == found
