@@ -1,10 +1,13 @@
-"""Options of layers: norms in half precision, shared heads in decoding; equations are in ``test_whole_models.py``."""
+"""Options of layers: half precision, tables of positions, shared heads; equations are in ``test_whole_models.py``."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fairseq_deep.core.attention.rotary import RotaryPositions
+from fairseq_deep.core.attention.value_residual import ValueResidual
 from fairseq_deep.core.norms import LanguageNorm, RmsNorm
+from fairseq_deep.core.positions import SinusoidalPositions
 from tests.helpers.models import PRENORM
 
 S, B, C = 3, 2, 8
@@ -21,6 +24,21 @@ def test_squares_of_half_precision_may_be_beyond_it(fused, monkeypatch):
         torch.testing.assert_close(norm(large), torch.ones(1, C).half())
     signs = torch.tensor([[[1.0, -1.0] * C]]).half()
     torch.testing.assert_close(LanguageNorm(1, 2 * C).half()(300 * signs, torch.tensor([1])), signs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_weights_of_a_value_residual_are_not_rounded(dtype):
+    residual = ValueResidual()
+    exact = torch.nn.init.constant_(residual.weight, 1 / 3).detach().clone()
+    assert torch.equal(residual.to(dtype).weight, exact) and residual.weight.dtype == torch.float32
+
+
+def test_tables_of_positions_that_grow_have_the_positions_of_long_ones():
+    tokens, x = torch.tensor([[1, 5, 6, 1, *range(2, 9)]]), torch.randn(1, 2, 11, 6)
+    short, long = (SinusoidalPositions(6, 1, length) for length in (4, 40))
+    assert torch.equal(short(tokens), long(tokens)) and torch.equal(short.row(30), long.row(30))
+    short, long = (RotaryPositions(6, length) for length in (4, 40))
+    assert torch.equal(short(x), long(x)) and torch.equal(short(x, 30), long(x, 30))
 
 
 def test_shared_heads_are_not_copied(build, dictionary, monkeypatch):

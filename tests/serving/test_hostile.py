@@ -88,5 +88,6 @@ def test_bodies_together_are_bounded():
     service.held = HELD - 1000
     with TestClient(make_app(service)) as own:
         assert own.post("/translate", json={**GOOD, "q": "w1" * 1000}).status_code == 503
+        assert own.post("/translate", content=b"x" * (3 << 20)).status_code == 413
         assert own.post("/translate", json=GOOD).status_code == 200
     assert service.held == HELD - 1000
