@@ -229,7 +229,7 @@ SHALLOW = {
 
 TABLES = {
     "readme": lambda: of_runs("six", ["BLEU, mean", "over plain"], {
-        "plain pre-norm": "pre", "DLCL: each layer reads a learned sum of all layers below": "dlcl",
+        "plain pre-norm": "pre", "DLCL: layers read learned sums of all below": "dlcl",
         "depth-wise LSTM instead of residual connections, 18 % more parameters": "lstm",
         "CompleteP: residual branches times 1 / depth": "completep",
         "`transformer_modern_6l`: CompleteP, SwiGLU, RMSNorm, rotary positions": "modern"}, first="6 + 6 layers"),
