@@ -1,6 +1,7 @@
 """Presets of an architecture, and their interaction with methods that the user selects."""
 
 import argparse
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from fairseq_deep.core.stack import MethodConfig
 from fairseq_deep.plugin.models.first_look import look_at
 
 from .papers import ORIGINS
+
+logger = logging.getLogger(__name__)
 
 # width, feed-forward width, attention heads, dropout
 SIZES = {
@@ -106,19 +109,27 @@ class Architecture:
         self._follow_user(args)
         for flag, value in self.presets().items():
             _fill(args, flag, dict(self.options).get(flag, value))
-        self._apply_options(args)
+        dropped = self._apply_options(args)
         if new:
             apply_aggregator_presets(args)
+            for flag in dropped:
+                logger.info(f"{self.name}: its {flag} is not used, because it conflicts with another flag")
         base_architecture(args)
 
-    def _apply_options(self, args: argparse.Namespace) -> None:
-        """Set the row's options; with another aggregator or attention, only options that do not conflict with it."""
+    def _apply_options(self, args: argparse.Namespace) -> list[str]:
+        """Set the row's options; with another aggregator or attention, only options that do not conflict with it.
+
+        Returns:
+            the flags of the options that conflict, with their values
+        """
         names = ("layer_agg", "encoder_attn", "decoder_attn")
         axes = [(side, axis, self.chosen[axis]) for side in SIDES for axis in names]
         other = any(method_name(args, side, axis, own) != own for side, axis, own in axes)
+        dropped = []
         for flag, value in self.options:
-            if self._is_asked_for(args, flag):
-                _fill(args, flag, value, check=other or flag in YIELDING)
+            if self._is_asked_for(args, flag) and not _fill(args, flag, value, check=other or flag in YIELDING):
+                dropped.append(f"--{flag.replace('_', '-')} {value}")
+        return dropped
 
     def _is_asked_for(self, args: argparse.Namespace, flag: str) -> bool:
         """Return whether *flag* belongs to no method of the row, or to a method that *args* select."""
@@ -174,10 +185,15 @@ def apply_aggregator_presets(args: argparse.Namespace) -> None:
                 _fill(args, f"{AGGREGATORS.prefix(name)}_{option}", value, check=True)
 
 
-def _fill(args: argparse.Namespace, flag: str, value: Any, check: bool = False) -> None:
-    """Set *flag* to its preset *value*, unless *args* have it or, with *check*, flags that conflict with it."""
+def _fill(args: argparse.Namespace, flag: str, value: Any, check: bool = False) -> bool:
+    """Set *flag* to its preset *value*, unless *args* have it or, with *check*, flags that conflict with it.
+
+    Returns:
+        whether *args* have the flag now
+    """
     if getattr(args, flag, None) is None and not (check and _conflicts(args, flag, value)):
         setattr(args, flag, value)
+    return getattr(args, flag, None) is not None
 
 
 def _conflicts(args: argparse.Namespace, flag: str, value: Any) -> bool:

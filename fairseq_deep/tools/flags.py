@@ -57,7 +57,7 @@ def _select(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
         hint = nearest(name.lstrip("-"), methods | groups) or f"; methods: {', '.join(sorted(methods))}"
         if any(name in arch for arch in list_archs()):
             hint = f"; for architectures, run: fairseq-deep archs {name}"
-        raise UsageError(f"METHOD: unknown method or axis ({name}){hint}; 'fairseq-deep flags' lists all")
+        raise UsageError(f"METHOD: unknown method or axis {name}{hint}; 'fairseq-deep flags' lists all")
     return [record for record in records if wanted in (record["axis"].lstrip("-"), *record["methods"])]
 
 

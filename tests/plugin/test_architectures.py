@@ -73,3 +73,11 @@ def test_options_of_methods_that_are_replaced_are_left_out(row, flags, left_out,
     args = parse("--arch", f"transformer_{row}", *flags.split())
     assert {flag: getattr(args, flag, None) for flag in left_out} == dict.fromkeys(left_out)
     assert {flag: getattr(args, flag, None) for flag in kept} == kept
+
+
+def test_a_preset_that_conflicts_is_named(caplog):
+    caplog.set_level("INFO", "fairseq_deep")
+    parse("--arch", "transformer_modern_6l", "--layer-agg", "dlcl")
+    assert [record.getMessage() for record in caplog.records] == [
+        "transformer_modern_6l: its --encoder-residual completep is not used, because it conflicts with another flag"
+    ]
