@@ -12,6 +12,8 @@ COMPUTING = ("models", "modules")
 """Packages of fairseq whose checks can also find programming errors, such as wrong shapes."""
 CHECKS = (AssertionError, ValueError, NotImplementedError, RuntimeError, FileNotFoundError)
 """Exceptions that fairseq raises for settings and data that it does not accept."""
+HINTS = {"Dataset not found": "; correct the split, the languages or --dataset-impl",
+         "Model file not found": "; correct the path"}  # fmt: skip
 MISSING = re.compile(r"assert (?:args|cfg|self\.args|self\.cfg)\.(\w+)(?: is not None)?$")
 UNREADABLE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
@@ -44,10 +46,10 @@ def line_of(error):
         return f"--{flag[1].replace('_', '-')} is required; add it"
     # with another context, the message hides the cause
     plain = type(error) is Exception and isinstance(error.__context__, (type(None), UnicodeError))
-    if not (plain or isinstance(error, CHECKS)) or not is_check(error):
+    own = type(error) is OSError and error.errno is None  # not of the system
+    if not (plain or own or isinstance(error, CHECKS)) or not is_check(error):
         return None
-    hint = "; correct the split, the languages or --dataset-impl" if "Dataset not found" in str(error) else ""
-    return f"{error}{hint}"
+    return f"{error}{next((hint for start, hint in HINTS.items() if start in str(error)), '')}"
 
 
 def last_line(error):
