@@ -76,7 +76,7 @@ def test_a_truncated_archive_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("members, top", [
-    ([member("m", type=tarfile.DIRTYPE), member("m/model.pt", "w"), member("m/dict.en.txt", "d")], "m"),
+    ([member("m", type=tarfile.DIRTYPE), member("m/model.pt", "w", mode=0o6777), member("m/dict.en.txt", "d")], "m"),
     ([member("m/sub/model.pt", "w"), member("m/sub/dict.en.txt", "d")], "m/sub"),
     ([member("model.pt", "w"), member("dict.en.txt", "d")], ""),
 ])  # fmt: skip
@@ -84,6 +84,7 @@ def test_good_archives_are_unpacked_and_stay(members, top, tmp_path):
     path = archive(tmp_path / "model.tar.gz", *members)
     folder = Path(file_utils.load_archive_file(str(path)))
     assert (folder / "model.pt").read_text() == "w" and (folder / "dict.en.txt").read_text() == "d"
+    assert (folder / "model.pt").stat().st_mode & 0o7777 == 0o644
     assert str(folder).endswith(top) and path.is_file() and everything(tmp_path) == ["model.tar.gz"]
     assert safe_files.unpack(str(path), replace=True) == str(path), "a download in the cache becomes a folder"
     assert (path / "model.pt").read_text() == "w" and file_utils.load_archive_file(str(path)) == str(path)
