@@ -58,6 +58,7 @@ CONTRASTS = {
         ("modern_12_1", "pre"), ("modern", "modern_12_1"), ("modern", "dlcl"), ("modern", "lstm"),
         ("dlcl", "completep"), ("lstm", "completep"), ("dlcl", "lstm"),
     ],
+    "six-24": [("modern_12_1", "pre")],
     "ds-init-one-stack": [("matt_ds_12", "ds_12"), ("matt_ds_12", "matt_ds_encoder_12_clipped")],
 }  # fmt: skip
 """Pairs of systems by record. Differences are of runs with the same seed."""
@@ -255,6 +256,8 @@ TABLES = {
     "six": lambda: of_runs("six", ["seeds", "parameters", "valid loss", "BLEU", "over plain", *REPORTED], {
         "`transformer_modern_6l`": "modern", "CompleteP": "completep", "DLCL": "dlcl", "depth-wise LSTM": "lstm",
         "plain pre-norm": "pre", "12 + 1, `transformer_modern_12l1l`": "modern_12_1"}),
+    "six-24": lambda: of_runs("six-24", ["seeds", "valid loss", "BLEU", "over plain", "chrF", "BLEU, reporting half"], {
+        "6 + 6, plain pre-norm": "pre", "12 + 1, `transformer_modern_12l1l`": "modern_12_1"}),
     "post-norm": lambda: of_runs("ds-init-one-stack", ["parameters", "valid loss", "BLEU", "source gain"], {
         "DS-Init in both stacks": "ds_12", "the same, merged attention": "matt_ds_12",
         "merged attention, DS-Init in the encoder, clipped": "matt_ds_encoder_12_clipped",
