@@ -276,12 +276,13 @@ def test_sides_with_unequal_numbers_of_sentences(check, folder):
     assert check(folder)[2] == [unequal.replace("train", "valid")]
 
 
-def test_odd_files_in_a_folder_are_named_and_not_opened(check, folder, tmp_path):
-    (tmp_path / "outside").touch()
+def test_odd_files_in_a_folder_are_named_and_not_opened(check, folder):
+    outside = folder.with_name(f"{folder.name}2")
+    outside.touch()
     for name in ("dict.de$(touch MARK).txt", "valid.en-de.de.fasta"):
         (folder / name).touch()
     os.mkfifo(folder / "dict.fr.txt")
-    (folder / "dict.de.txt").symlink_to(tmp_path / "outside")
+    (folder / "dict.de.txt").symlink_to(outside)
     (folder / "more").mkdir()
     (folder / "train.en-de.en.bin").unlink()
     code, _, unusual, _ = check(folder)
