@@ -21,8 +21,7 @@ import speed_and_quality  # noqa: E402
 import training  # noqa: E402
 import turns  # noqa: E402
 
-NO_CT2 = importlib.util.find_spec("ctranslate2") is None
-needs_ctranslate2 = pytest.mark.skipif(NO_CT2, reason="needs ctranslate2")
+needs_ctranslate2 = pytest.mark.skipif(importlib.util.find_spec("ctranslate2") is None, reason="needs ctranslate2")
 SMALL = "--dim 64 --layers 1 --vocabulary 200 --rounds 1".split()
 SEARCH = "--sentences 5 --length 8 --beam 2 --max-len-a 0 --max-len-b 6 --systems".split()
 

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from sentencepiece import SentencePieceTrainer
 
 from fairseq_deep import cli
 from tests.errors import assert_says, rows
-from tests.helpers.exports import checkpoint, write_model
+from tests.helpers.exports import checkpoint, learn_pieces, write_model
 from tests.helpers.models import POSTNORM as POST
 from tests.helpers.models import make_dictionary, make_tagged_dictionary
 from tests.helpers.paths import STOCK
@@ -129,8 +128,7 @@ def prepared(trained, tmp_path_factory):
     for lang in ("en", "de"):
         words = (folder / f"swapped/dict.{lang}.txt").read_text().splitlines(keepends=True)
         (folder / f"swapped/dict.{lang}.txt").write_text("".join([words[1], words[0], *words[2:]]))
-    SentencePieceTrainer.train(sentence_iterator=iter(["we see the house", "the house is old"]), vocab_size=20,
-                               model_prefix=str(folder / "spm"), hard_vocab_limit=False, minloglevel=2)  # fmt: skip
+    learn_pieces(folder / "spm.model", ["we see the house", "the house is old"], vocab_size=20)
     return folder
 
 

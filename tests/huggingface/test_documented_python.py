@@ -54,5 +54,4 @@ def test_the_code_of_a_page_runs(page, demo, capsys):
 
 
 def test_other_tests_run_the_rest():
-    assert {*TESTED_ELSEWHERE} <= {*WITH_CODE}
     assert all(any((ROOT / "tests").rglob(name)) for name in TESTED_ELSEWHERE.values())

@@ -85,5 +85,4 @@ def test_the_commands_of_a_page_run(small, tmp_path, page):
 
 
 def test_other_tests_run_the_rest():
-    assert {*TESTED_ELSEWHERE} <= {*WITH_COMMANDS}
     assert all(any((ROOT / "tests").rglob(name)) for name in TESTED_ELSEWHERE.values())
