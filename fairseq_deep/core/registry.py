@@ -168,7 +168,7 @@ class Registry:
             ) from error
         taken = set(self.taken()) if parser._actions else ()
         for action in parser._actions:
-            [flag] = action.option_strings
+            flag = max(action.option_strings, key=len, default=action.dest)
             if not {action.dest, flag[2:].replace("-", "_")}.isdisjoint(taken):
                 raise UsageError(
                     f"{self.kind} {name}: {flag} is already a flag of fairseq or of another method; rename the option, "

@@ -19,7 +19,7 @@ def children(pid):
 
 
 def live(*pids):
-    """The states of those processes that have not ended."""
+    """Return the states of the processes *pids* that still run."""
     words = ["ps", "-o", "stat=", "-p", ",".join(map(str, pids))]
     states = subprocess.run(words, capture_output=True, text=True).stdout.split()
     return [state for state in states if not state.startswith("Z")]

@@ -67,7 +67,7 @@ def test_a_write_that_fails_loses_nothing(save, tmp_path):
 
 
 def test_data_are_on_the_disk_before_the_file_has_its_name(save, monkeypatch, tmp_path):
-    """Otherwise a power failure leaves a torn file in place of a complete one."""
+    """Without it, a power failure can leave a partial file in place of a complete one."""
     synced, renamed, fsync, replace = set(), [], os.fsync, os.replace
 
     def rename(old, new):

@@ -1,4 +1,4 @@
-"""A training that is told to stop saves and exits with its own status, and the same command goes on, bit for bit.
+"""A stopped training saves a checkpoint and exits with status 75; the same command resumes it with equal results.
 
 Also from checkpoints in --save-dir as an older fairseq, a disk or a user may leave them.
 """
