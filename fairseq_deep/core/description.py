@@ -154,10 +154,9 @@ def _check_used(flags: Any, stacks: dict[str, Stack]) -> None:
         for name, side in itertools.product(registry.names(), ("", *SIDES)):
             prefix = registry.prefix(name)
             options = {} if (prefix, side) in used else registry.options(flags, name, side)
-            given = [option for option, value in options.items() if value is not False]
-            if given:
+            for option, value in options.items():
                 start = f"--{side}-" if side else "--"
-                flag = f"{start}{prefix}_{given[0]}".replace("_", "-")
+                flag = f"{start}{prefix}_{'no_' if value is False else ''}{option}".replace("_", "-")
                 kind = registry.kind.replace("--", start)
                 names = " or ".join(n for n in registry.names() if registry.prefix(n) == prefix)
                 raise UsageError(f"{flag} has no effect without {kind} {names}: add that, or omit it")

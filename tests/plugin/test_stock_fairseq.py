@@ -9,6 +9,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from fairseq import trainer
 
 from tests.helpers.models import PRENORM, fairseq_transformer, make_batch, tiny_flags
 
@@ -135,6 +136,12 @@ def test_an_adaptive_softmax_with_shared_embeddings_loads_again(twins, shared):
     found = stock.state_dict()
     for name, value in model.named_parameters():
         assert torch.equal(value, found[name]), name
+
+
+def test_the_log_names_only_shared_parameters(build):
+    """The trainer logs "detected shared parameter" for each; absent biases are none."""
+    (shared,) = trainer._catalog_shared_params(build("transformer_modern_6l", share_all_embeddings=True))
+    assert shared[0] == "encoder.embed_tokens.weight"
 
 
 @pytest.mark.parametrize("side, kept", [("encoder", "0,2"), ("decoder", "1,4,5")])
