@@ -23,6 +23,7 @@ RESUMED = {
     "muon": (DLCL, [*MUON, "--update-freq", "2", "--dropout", "0.1"]),
     "r-drop, fast dropout, recomputed": (DLCL, [*RDROP, *DROPOUT, "--fast-dropout", "--checkpoint-activations",
                                                 *LOGGED]),
+    "fused adam in bf16": (DLCL, [*FUSED_ADAM, "--bf16"]),
     "r-drop in fp16": (DLCL, [*RDROP, *DROPOUT, "--memory-efficient-fp16"]),
     "admin's profile, cooldown": (POST, ["--deep-init", "admin", "--admin-start", "profile",
                                          "--lr-scheduler", "inverse_sqrt_cooldown", "--cooldown-updates", "2"]),

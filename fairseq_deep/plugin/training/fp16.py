@@ -2,9 +2,11 @@
 
 fairseq keeps fp32 copies of the weights (``--fp16``, ``--bf16``) and copies gradients and weights tensor by tensor.
 With zeroing this takes three launches per tensor, far more than ``fused_adam`` itself. Other optimizers are unchanged.
+fairseq's checkpoints have only the rounded weights; ours also have the copies, so resumed runs continue exactly.
 """
 
 import copy
+from typing import Any
 
 import torch
 from fairseq import optim
@@ -13,6 +15,9 @@ from torch import Tensor
 from .muon import keep_marks
 from .optimizer import FairseqAdam, FairseqMuon
 from .tensors import copy_all
+
+COPIES = "fp32_copies"
+"""Key of the copies in the optimizer's state."""
 
 
 class FP16Optimizer(optim.FP16Optimizer):
@@ -33,6 +38,21 @@ class FP16Optimizer(optim.FP16Optimizer):
         if not flatten:
             keep_marks(copies, params)
         return copies
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return fairseq's state and the fp32 copies of the weights."""
+        return {**super().state_dict(), COPIES: [whole.detach() for whole in self._copies()]}
+
+    def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
+        """Load a state; without copies of the same shapes, those of the loaded weights remain."""
+        super().load_state_dict(state_dict, optimizer_overrides)
+        own, loaded = self._copies(), state_dict.get(COPIES, [])
+        if [whole.shape for whole in own] == [each.shape for each in loaded]:
+            for whole, each in zip(own, loaded):
+                whole.data.copy_(each)
+
+    def _copies(self) -> list[Tensor]:
+        return list(self.fp32_params.values() if isinstance(self.fp32_params, dict) else self.fp32_params)
 
     @property
     def _at_once(self) -> bool:
