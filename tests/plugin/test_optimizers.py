@@ -261,6 +261,11 @@ def test_a_resumed_run_continues_in_each_precision(form, saved, loaded):
     assert {value.dtype for value in states} == {torch.float32}
     near = {"rtol": 0, "atol": 0} if saved == "muon" else {"rtol": 1e-5, "atol": 1e-5} if form == "fp32" else NEAR_HALF
     torch.testing.assert_close(weights, straight, **near)
+    edited, kept = weights_of(form), weights_of(form)
+    third = wrapped(form, loaded, edited)
+    third.load_state_dict(copy.deepcopy(first.state_dict()), optimizer_overrides={"lr": 0.0})
+    update(third, edited, 6, 0.0)
+    torch.testing.assert_close(edited, kept, msg="weights of an edited checkpoint were replaced by its copies")
 
 
 @pytest.mark.parametrize("form", ["bf16", "fp16"])

@@ -44,10 +44,12 @@ class FP16Optimizer(optim.FP16Optimizer):
         return {**super().state_dict(), COPIES: [whole.detach() for whole in self._copies()]}
 
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
-        """Load a state; without copies of the same shapes, those of the loaded weights remain."""
+        """Load a state, and its copies if they are those of the loaded weights (not in an edited checkpoint)."""
         super().load_state_dict(state_dict, optimizer_overrides)
         own, loaded = self._copies(), state_dict.get(COPIES, [])
-        if [whole.shape for whole in own] == [each.shape for each in loaded]:
+        half = torch.float16 if any(param.dtype is torch.float16 for param in self.fp16_params) else torch.bfloat16
+        if len(own) == len(loaded) and all(torch.equal(whole.to(half), each.to(whole.device, half))
+                                           for whole, each in zip(own, loaded)):  # fmt: skip
             for whole, each in zip(own, loaded):
                 whole.data.copy_(each)
 
