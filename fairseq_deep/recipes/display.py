@@ -82,10 +82,12 @@ class Display:
 
         Args:
             unit: unit of *done* and *total*; if empty, the elapsed time is shown
-            note: speed or loss; if empty, the mean speed
+            note: speed or loss; if empty, the mean speed if it is not rounded to 0
         """
         task = self._update(name, done, total or None, unit)
-        elapsed, note = clock(time.time() - self.begun), note or (f"{task.speed:,.0f} {unit}/s" if task.speed else "")
+        elapsed = clock(time.time() - self.begun)
+        if not note and (task.speed or 0) >= 0.5:
+            note = f"{task.speed:,.0f} {unit}/s"
         left = f"left {clock(task.time_remaining)}" if task.time_remaining else ""
         count = f"{done:,.9g}{f' of {total:,.9g}' if total else ''} {unit}" if unit else ""
         if self.drawn:
