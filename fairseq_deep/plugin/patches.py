@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from fairseq import options
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.ema.ema import EMA
@@ -101,6 +102,19 @@ def _ema_init(self, model, config, device=None, skip_keys=None):
     _stock_ema_init(self, model, config, device, {*(skip_keys or ()), *copied})
 
 
+_stock_iterator = EpochBatchIterator._get_iterator_for_epoch
+
+
+def _get_iterator(self, epoch, shuffle, fix_batches_to_gpus=False, offset=0):
+    """Return the batches of an epoch from *offset* on, with ``--skip-remainder-batch`` without the epoch's last."""
+    skips, self.skip_remainder_batch = self.skip_remainder_batch, False
+    try:
+        batches = _stock_iterator(self, epoch, shuffle, fix_batches_to_gpus, offset)
+    finally:
+        self.skip_remainder_batch = skips
+    return batches if batches is None or not skips else batches.take(len(batches) - 1)
+
+
 def fairseq_options() -> set[str]:
     """Return the settings of fairseq's commands, components and Transformer, which methods cannot have as flags."""
     configs = [config for config in vars(FairseqConfig()).values() if dataclasses.is_dataclass(config)]
@@ -138,6 +152,8 @@ PATCHES = (
           "fairseq loads weights into a model with the same shapes that computes another function"),
     Patch("fairseq.models.ema.ema:EMA", "__init__", _ema_init,
           "--store-ema averages buffers: it fails with indices of language tags, and BranchNorm's factor lags behind"),
+    Patch("fairseq.data.iterators:EpochBatchIterator", "_get_iterator_for_epoch", _get_iterator,
+          "a run that resumes in an epoch with --skip-remainder-batch skips most of it"),
     Patch("fairseq.tasks.translation:TranslationTask", "_inference_with_bleu", inference_with_bleu,
           "--eval-bleu uses sacreBLEU's 13a for all languages, which gives Chinese a BLEU of 0"),
     Patch("fairseq.trainer:Trainer", "load_checkpoint", load_checkpoint,

@@ -23,7 +23,7 @@ RESUMED = {
     "muon": (DLCL, [*MUON, "--update-freq", "2", "--dropout", "0.1"]),
     "r-drop, fast dropout, recomputed": (DLCL, [*RDROP, *DROPOUT, "--fast-dropout", "--checkpoint-activations",
                                                 *LOGGED]),
-    "fused adam in bf16": (DLCL, [*FUSED_ADAM, "--bf16"]),
+    "ema in bf16": (DLCL, [*FUSED_ADAM, "--bf16", "--skip-remainder-batch", "--store-ema", "--ema-update-freq", "2"]),
     "r-drop in fp16": (DLCL, [*RDROP, *DROPOUT, "--memory-efficient-fp16"]),
     "admin's profile, cooldown": (POST, ["--deep-init", "admin", "--admin-start", "profile",
                                          "--lr-scheduler", "inverse_sqrt_cooldown", "--cooldown-updates", "2"]),
@@ -53,8 +53,9 @@ def test_a_resumed_run_continues_as_an_uninterrupted_one(case, small, tmp_path):
         assert (entry.get("rdrop_kl", 0) > 0) == ("r-drop" in case) and ("gnorm_enc_1" in entry) == (LOGGED[0] in flags)
         assert logged(entry) == logged(whole[update])
     one, two = (saved(tmp_path / name) for name in ("whole", "parts"))
-    for name, weight in one["model"].items():
-        equal = torch.equal(weight, two["model"][name])
+    parts = [(state["model"], state["extra_state"].get("ema", {})) for state in (one, two)]
+    for weights, others, name in ((*pair, name) for pair in zip(*parts) for name in pair[0]):
+        equal = torch.equal(weights[name], others[name])
         assert equal or name.endswith("_float_tensor"), name  # fairseq's, which is not initialised
     if case == "muon":
         states = two["last_optimizer_state"]["state"].values()
