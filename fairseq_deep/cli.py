@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from fairseq_deep import __version__
-from fairseq_deep.errors import UsageError, one_line, printable
+from fairseq_deep.errors import UsageError, nearest, one_line, printable
 
 GROUPS = {
     "train": ("tools.archs", "tools.flags", "tools.diagnose", "tools.average", "recipes.commands.distill",
@@ -107,6 +107,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if name in RAW:
         module = importlib.import_module(f"fairseq_deep.{COMMANDS[name]}")
         return argparse.Namespace(command=name, run=module.run, words=argv[1:])
+    if argv and name is None and not argv[0].startswith("-"):
+        _Parser(prog="fairseq-deep").error(f"unknown command '{argv[0]}'{nearest(argv[0], COMMANDS)}")
     parser, commands = make_parser(name)
     args, unknown = parser.parse_known_args(argv)
     if args.command is None:

@@ -75,7 +75,8 @@ def select_names(known: list[str], pattern: str) -> list[str]:
     part = pattern not in known and not re.search(r"[*?\[\]]", pattern)
     names = sorted(fnmatch.filter(known, f"*{pattern}*" if part else pattern), key=natural_key)
     if not names:
-        hint = f"{nearest(pattern, known)}; 'fairseq-deep archs' lists all"
+        parts = (word for name in known for word in name.split("_"))
+        hint = f"{nearest(pattern, [*known, *parts])}; 'fairseq-deep archs' lists all"
         raise UsageError(f"no architecture matches '{pattern}'{hint}")
     return names
 

@@ -84,7 +84,7 @@ def average(paths: list[str]) -> tuple[dict[str, Any], int]:
         UsageError: a file is not a checkpoint, holds NaN or Inf, or differs from the first in keys, shapes or ties.
     """
     sums: dict[str, torch.Tensor] = {}
-    layout = state = flags = model = value = None
+    layout = state = begun = model = value = None
     for index, path in enumerate(paths, 1):
         state = model = value = None  # frees the previous checkpoint before the next is read
         if sys.stderr.isatty():
@@ -99,7 +99,7 @@ def average(paths: list[str]) -> tuple[dict[str, Any], int]:
                 raise UsageError(f"{path} holds NaN or Inf in {key}; omit this checkpoint")
             # The first sum must be a copy, since double() returns a float64 tensor itself.
             sums[key] = sums[key].add_(value) if key in sums else value.clone()
-        flags = _check_function(path, paths[0], state, flags)
+        begun = _check_function(path, paths[0], state, begun)
     means = {key: (total / len(paths)).to(model[key].dtype) for key, total in sums.items()}
     model.update({key: means[slot.owner] for key, slot in layout.items() if slot.owner})
     extra = {key: value for key, value in (state.get("extra_state") or {}).items() if key not in STALE}
@@ -134,16 +134,27 @@ def _check_same(path: str, own: dict[str, Slot], first: str, layout: dict[str, S
         raise UsageError(f"{path} does not fit {first}: {key} is {here} in it and {there} there; {fix}")
 
 
-def _check_function(path: str, first: str, state: dict[str, Any], flags: dict[str, Any] | None) -> dict[str, Any]:
-    """Reject a model with the shapes of the first, with *flags*, that computes another function; return the flags."""
-    own = model_flags(state)
-    if flags is not None and own != flags:
+def _check_function(path: str, first: str, state: dict[str, Any], begun: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reject a model that computes another function than the first, or has other dictionaries or languages.
+
+    Args:
+        begun: flags and task state of the first, which this function returns; None: this one is the first
+    """
+    own, task = model_flags(state), state.get("task_state")
+    task = task if isinstance(task, dict) else {}
+    if begun is None:
+        return own, task
+    found = ""
+    if own != begun[0]:
         from fairseq_deep.plugin.training.restart import differences
 
-        found = differences(flags, own, os.path.basename(first))
-        if found:
-            raise UsageError(f"{path} does not fit {first}: {found}; average checkpoints of one run")
-    return own if flags is None else flags
+        found = differences(begun[0], own, os.path.basename(first))
+    for name in ("dictionaries", "languages"):
+        if None not in (task.get(name), begun[1].get(name)) and task[name] != begun[1][name]:
+            found = found or f"other {name}"
+    if found:
+        raise UsageError(f"{path} does not fit {first}: {found}; average checkpoints of one run")
+    return begun
 
 
 def _candidates(args: argparse.Namespace) -> list[str]:

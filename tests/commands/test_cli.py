@@ -42,7 +42,7 @@ def test_path_and_doctor_run_where_fairseq_is_broken(tmp_path):
 @pytest.mark.parametrize("words, status, out, error", [
     (["--version"], 0, f"fairseq_deep {fairseq_deep.__version__}\n", ""),
     ([], 2, "", "average"),
-    (["avrage"], 2, "", "fairseq-deep: argument COMMAND: invalid choice: 'avrage'"),
+    (["avrage"], 2, "", "fairseq-deep: unknown command 'avrage' (did you mean average?)"),
 ])  # fmt: skip
 def test_without_a_command(words, status, out, error, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -43,8 +43,8 @@ CHECKPOINTS = {
 ARCH = {"arch": "transformer_prenorm_6l", "_name": "transformer_prenorm_6l"}
 ODD = {
     "cfg.pt": {"cfg": ["model"]}, "model.pt": {"cfg": {"model": "transformer"}},
-    "args.pt": {"args": {"arch": "x"}},
-    "heads8.pt": {"cfg": {"model": argparse.Namespace(**ARCH)}},
+    "args.pt": {"args": {"arch": "x"}, "task_state": {"languages": ["de", "en"]}},
+    "heads8.pt": {"cfg": {"model": argparse.Namespace(**ARCH)}, "task_state": {"languages": ["en", "de"]}},
     "heads4.pt": {"cfg": {"model": argparse.Namespace(**ARCH, encoder_attention_heads=4)}},
 }  # fmt: skip
 LINE = "The old man did not see the red-haired girl yesterday."
