@@ -43,7 +43,7 @@ CHECKPOINTS = {
 ARCH = {"arch": "transformer_prenorm_6l", "_name": "transformer_prenorm_6l"}
 ODD = {
     "cfg.pt": {"cfg": ["model"]}, "model.pt": {"cfg": {"model": "transformer"}},
-    "args.pt": {"args": {"arch": "x"}, "task_state": {"languages": ["de", "en"]}},
+    "args.pt": {"args": {"arch": "x"}}, "de-en.pt": {"task_state": {"languages": ["de", "en"]}},
     "heads8.pt": {"cfg": {"model": argparse.Namespace(**ARCH)}, "task_state": {"languages": ["en", "de"]}},
     "heads4.pt": {"cfg": {"model": argparse.Namespace(**ARCH, encoder_attention_heads=4)}},
 }  # fmt: skip
