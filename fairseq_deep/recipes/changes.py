@@ -9,6 +9,7 @@ import shlex
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.command_lines import flags_of
+from fairseq_deep.tools.input_text import text_of
 
 FREE = """
 --user-dir --save-dir --max-epoch --max-update --stop-time-hours --stop-min-lr --num-workers --log-format --log-interval
@@ -76,10 +77,7 @@ def _words(flag: str, found: dict[str, str]) -> str:
 
 def read_command(path: str) -> list[str]:
     """Return the words of the command in the file *path*; empty if the file does not exist."""
-    if not os.path.exists(path):
-        return []
-    with open(path, encoding="utf-8") as stream:
-        return shlex.split(stream.read())
+    return shlex.split(text_of(path))
 
 
 def can_resume(folder: str) -> bool:

@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.input_text import text_of
 from fairseq_deep.tools.machine import count_cores
 
 from . import cluster, description, scripts, seeds, summary
@@ -40,8 +41,7 @@ def read_options(task: str, words: list[str], options: Any = None) -> Any:
     path, options = os.path.join(EXAMPLES, task, "recipe.args"), options or Recipe()
     if not os.path.isfile(path):
         raise UsageError(f"unknown recipe {task} ({path} does not exist); run this in a clone of the repository")
-    with open(path, encoding="utf-8") as stream:
-        options.parse(shlex.split(stream.read(), comments=True), by_user=False)
+    options.parse(shlex.split(text_of(path), comments=True), by_user=False)
     options.task = task
     return options.parse(words)
 

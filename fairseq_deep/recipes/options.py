@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from fairseq_deep.core.registry import nearest
 from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.input_text import read_lines
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 EXAMPLES = os.path.join(ROOT, "examples")
@@ -217,8 +218,7 @@ def load_conf(options: Any, names: str, beside: str = "", open_files: tuple[str,
         path = os.path.realpath(find_conf(name, options.task, beside))
         if path in open_files:
             raise UsageError(f"{path} includes itself (--conf): remove the line")
-        with open(path, encoding="utf-8") as stream:
-            lines = [line.strip() for line in stream]
+        lines = [line.strip() for line in read_lines(path, may_be_empty=True)]
         for line in lines:
             if line and not line.startswith("#"):
                 _read_line(options, path, line, lines, (*open_files, path))

@@ -10,9 +10,10 @@ import os
 from typing import TYPE_CHECKING
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.input_text import text_of
 
 from . import seeds
-from .stages import hypotheses_of, read_marker
+from .stages import hypotheses_of
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -68,7 +69,7 @@ def check_start(plan: Plan) -> None:
         return
     if os.path.exists(plan.exp) and os.path.samefile(run, plan.exp):
         raise UsageError(f"--start-from {run} is this run itself: give another --exp")
-    if read_marker(os.path.join(run, ".done.3")) != plan.keys[3]:
+    if text_of(os.path.join(run, ".done.3")).strip() != plan.keys[3]:
         raise UsageError(f"--start-from {run} has another text or other sub-words: repeat its options of the text")
     if 0 < plan.options.stage < 4:
         raise UsageError(f"--start-from {run}: stages before 4 would change that run's text; use --stage 4 or later")

@@ -8,6 +8,7 @@ import functools
 import os
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.input_text import text_of
 from fairseq_deep.tools.machine import count_cores
 
 from . import changes, nodes, seeds
@@ -290,8 +291,7 @@ class Plan:
         options, record = self.options, self.path("trained-with.txt")
         if options.stage > 4 or not (changes.can_resume(self.path("checkpoints")) and os.path.isfile(record)):
             return
-        with open(record, encoding="utf-8") as stream:
-            _, batch, text, *_ = [*stream.read().splitlines(), "", "", ""]
+        _, batch, text, *_ = [*text_of(record).splitlines(), "", "", ""]
         if text != self.keys[3]:
             raise UsageError(
                 f"{self.exp} has a model trained on other data or other sub-words: use another --exp, "

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import records
+from fairseq_deep.tools.input_text import text_of
 from fairseq_deep.tools.machine import describe_cpu
 from fairseq_deep.tools.output_files import write_text
 
@@ -73,15 +74,6 @@ def write_environment(path: str, gpus: int) -> None:
 def read_environment(exp: str) -> dict[str, str]:
     """Return the content of ``env.txt``; empty without the file."""
     return dict(line.split(None, 1) for line in text_of(os.path.join(exp, "env.txt")).splitlines())
-
-
-def text_of(path: str) -> str:
-    """Return the text of a file; empty if it does not exist."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except FileNotFoundError:
-        return ""
 
 
 def read_json(path: str, schema: Any = None) -> dict[str, Any]:

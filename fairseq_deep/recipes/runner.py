@@ -12,13 +12,14 @@ from typing import IO, Any
 
 from fairseq_deep.errors import UsageError, one_line
 from fairseq_deep.tools import results
+from fairseq_deep.tools.input_text import text_of
 
 from . import record
 from .display import Display, clock
 from .engine import Engine, Failed, Stopped
 from .options import quote
 from .plan import Plan
-from .stages import Markers, read_marker
+from .stages import Markers
 from .watch import Watch
 
 NAMES = ("set-up", "data", "text", "binarise", "train", "average", "generate", "score")
@@ -185,7 +186,7 @@ def report_result(runner: Runner) -> dict[str, Any]:
     plan, options = runner.plan, runner.plan.options
     settings = {name: getattr(options, name) for name in ("task", "conf")}
     # earlier stages may have had other options, and fewer checkpoints than requested
-    given, made = [options.average, options.average_updates], read_marker(plan.path("averaged.txt")).split()
+    given, made = [options.average, options.average_updates], text_of(plan.path("averaged.txt")).split()
     settings["averaged"], settings["average_updates"] = [*map(int, made), *given[len(made) :]]
     settings.update(record.read_search(plan.exp, options))
     found = record.collect(plan.exp, plan.subsets, settings)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_deep.runtime.language_codes import tokenizer_language
 from fairseq_deep.runtime.records import CHECKPOINTS
+from fairseq_deep.tools.input_text import text_of
 
 from .options import EXAMPLES, ROOT
 
@@ -111,7 +112,7 @@ class Markers:
 
     def is_done(self, stage: int) -> bool:
         """Return whether the stage is finished with the same settings."""
-        return read_marker(self.path(stage)) == self.keys[stage]
+        return text_of(self.path(stage)).strip() == self.keys[stage]
 
     def set(self, stage: int) -> None:
         """Mark the stage as finished."""
@@ -123,12 +124,3 @@ class Markers:
         for each in range(stage, 8 if stage else 1):
             if os.path.exists(self.path(each)):
                 os.remove(self.path(each))
-
-
-def read_marker(path: str) -> str:
-    """Return the key in a marker; empty if the marker does not exist."""
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return stream.read().strip()
-    except OSError:
-        return ""

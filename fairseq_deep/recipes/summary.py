@@ -7,10 +7,11 @@ import shlex
 from typing import Any
 
 from fairseq_deep.runtime.records import RESULT
+from fairseq_deep.tools.input_text import text_of
 from fairseq_deep.tools.results import spread
 from fairseq_deep.tools.tables import format_table
 
-from .record import read_json, text_of, write_json
+from .record import read_json, write_json
 
 COLUMNS = {
     "bleu": ("BLEU", ".2f"), "chrf": ("chrF", ".2f"), "valid_ppl": ("valid ppl", ".2f"),

@@ -12,12 +12,12 @@ from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.input_text import text_of
 from fairseq_deep.tools.output_files import write_text
 
 from .display import Display, clock
 from .engine import Engine, Failed, Stopped
 from .plan import Plan, count_gpus
-from .record import text_of
 from .runner import Runner, StageFailed, of_system, report_result
 from .seeds import link_text
 from .stages import Markers

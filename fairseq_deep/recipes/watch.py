@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fairseq_deep.tools.input_text import iterate_lines
+
 from .display import Display
 from .record import commit, training_facts
 
@@ -131,8 +133,7 @@ class Generate(Watch):
 
     def __init__(self, source: str, out: str, display: Display | None = None) -> None:
         super().__init__(display, f"translate {os.path.basename(source)}")
-        with open(source, encoding="utf-8") as stream:
-            self.empty = [not line.strip() for line in stream]
+        self.empty = [not line.strip() for line in iterate_lines(source)]
         self.out = out
         self.stream = open(out + ".new", "w", encoding="utf-8")
         self.seen: set[int] = set()

@@ -3,9 +3,14 @@
 import gzip
 import sys
 import zlib
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import BinaryIO
 
 from fairseq_deep.errors import UsageError
+
+PACKED = b"\x1f\x8b"
+"""The first bytes of a file that is compressed by gzip."""
 
 
 def stdin() -> BinaryIO:
@@ -19,29 +24,54 @@ def stdin() -> BinaryIO:
     return sys.stdin.buffer
 
 
-def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
-    r"""Return the lines of a UTF-8 file, split only at ``\n`` or ``\r\n``: lines may contain U+2028 or U+0085.
+def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
+    r"""Yield the lines of a UTF-8 text, split only at ``\n`` or ``\r\n``: lines may contain U+2028 or U+0085.
 
-    A byte order mark is skipped, and a file compressed by gzip is decompressed.
+    A byte order mark is skipped.
+
+    Args:
+        name: name of the text in messages
+
+    Raises:
+        UsageError: the text cannot be read, or is not UTF-8
+    """
+    number = 0
+    try:
+        for number, line in enumerate(stream, 1):
+            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8" if number > 1 else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not UTF-8 (line {number}); decompress it, or convert it with iconv") from error
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read {name} after line {number}: {reason}; copy it again") from error
+
+
+def iterate_lines(path: str) -> Iterator[str]:
+    """Yield the lines of a file, plain or compressed by gzip, or of standard input ("-"), as `decode_lines`."""
+    try:
+        opened = nullcontext(stdin()) if path == "-" else open(path, "rb")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    with opened as file:
+        yield from decode_lines(gzip.open(file) if file.peek(2).startswith(PACKED) else file, path)
+
+
+def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
+    """Return the lines that `iterate_lines` yields.
 
     Raises:
         UsageError: the file cannot be read, is not UTF-8, or is empty without *may_be_empty*
     """
-    try:
-        if path == "-":
-            data = stdin().read()
-        else:
-            with open(path, "rb") as file:
-                data = file.read()
-        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-        text = data.decode("utf-8").removeprefix("\ufeff")
-    except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{path} is not UTF-8 (line {line}); decompress it, or convert it with iconv") from error
-    if not text:
-        if may_be_empty:
-            return []
+    lines = [*iterate_lines(path)]
+    if not lines and not may_be_empty:
         raise UsageError(f"{path} is empty (0 lines)")
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    return lines
+
+
+def text_of(path: str) -> str:
+    """Return the text of a file; empty if it does not exist."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from fairseq_deep.errors import UsageError, printable
 from fairseq_deep.tools.arguments import at_least_one, at_least_zero
-from fairseq_deep.tools.input_text import read_lines, stdin
+from fairseq_deep.tools.input_text import decode_lines, read_lines, stdin
 from fairseq_deep.tools.output_files import check_outputs, replacing
 
 EXAMPLE = "fairseq-deep translate exp/demo --input news.en --output news.de"
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     lines = None if args.input == "-" else read_lines(args.input, may_be_empty=True)
     stay = args.input == "-" and stdin().isatty() or args.line_by_line
     translator = load(args, bundles, 1 if stay else os.cpu_count() or 1)
-    waiting, size = iter(stdin_lines() if lines is None else lines), 1 if stay else CHUNK
+    waiting, size = iter(decode_lines(stdin(), "stdin") if lines is None else lines), 1 if stay else CHUNK
     chunks = iter(lambda: list(itertools.islice(waiting, size)), [])
     total = len(lines) if lines is not None else 0
     if args.output == "-":
@@ -136,19 +136,6 @@ def load(args: argparse.Namespace, bundles: list[Any], parallel: int = 1, **more
 def note(text: str) -> None:
     """Write *text* to stderr."""
     print(f"fairseq-deep translate: {printable(text, None)}", file=sys.stderr)
-
-
-def stdin_lines() -> Iterator[str]:
-    """Yield the lines of stdin as they arrive."""
-    count = 0
-    try:
-        for line in stdin():
-            count += 1
-            yield line.decode("utf-8-sig" if count == 1 else "utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"line {count} of stdin is not UTF-8; decompress it, or convert it with iconv") from error
-    except OSError as error:
-        raise UsageError(f"cannot read standard input: {error.strerror}") from error
 
 
 class Progress:

@@ -201,7 +201,7 @@ def test_text_in_sub_words_and_doubtful_merges_are_warned_of(trained, source, tr
 def test_a_line_that_is_not_utf8_ends_the_answers(trained, translate):
     code, out, err = translate(trained, "--line-by-line", text="We see.\nWir sähen.\n".encode("latin-1"))
     assert code == 2 and out.count("\n") == 1
-    assert "line 2 of stdin is not UTF-8; decompress it, or convert it with iconv" in err
+    assert "stdin is not UTF-8 (line 2); decompress it, or convert it with iconv" in err
 
 
 def test_from_python(trained):

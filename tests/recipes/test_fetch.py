@@ -140,7 +140,7 @@ def sets(year, **files):
 
 
 @pytest.mark.parametrize("name, change, problem", [
-    ("corpus.gz", lambda _: gzip.compress(b"yksi\tone\np\xe4\xe4\thead\n"), "corpus.gz, line 2: not UTF-8"),
+    ("corpus.gz", lambda _: gzip.compress(b"yksi\tone\np\xe4\xe4\thead\n"), "corpus.gz is not UTF-8 (line 2)"),
     ("corpus.gz", cut(-6), "corpus.gz: truncated or invalid gzip archive"),
     ("wmt17-test.tgz", cut(200), "wmt17-test.tgz: truncated or invalid tar.gz archive"),
     ("wmt17-test.tgz", cut(-1), "wmt17-test.tgz: truncated or invalid tar.gz archive"),

@@ -14,6 +14,7 @@ from typing import Any
 from fairseq_deep.core.registry import nearest
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.record import read_json, write_json
+from fairseq_deep.tools.input_text import iterate_lines
 
 RECORD = "system.json"
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
@@ -68,12 +69,8 @@ def read_systems(words: list[str], path: str) -> list[System]:
     """Parse the systems of the command line and of the file *path*, in order."""
     lines = list(words)
     if path:
-        try:
-            with open(path, encoding="utf-8") as stream:
-                texts = (line.strip() for line in stream)
-                lines += [text for text in texts if text and not text.startswith("#")]
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--systems {path} cannot be read: {error}") from error
+        texts = (line.strip() for line in iterate_lines(path))
+        lines += [text for text in texts if text and not text.startswith("#")]
     if not lines:
         raise UsageError("no system to train: give architectures, as in: run.sh --data DIR prenorm_6l dlcl_6l")
     known = _known_architectures()

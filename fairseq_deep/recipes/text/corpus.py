@@ -7,20 +7,19 @@ on, and further references test.TARGET.ref1, test.TARGET.ref2 and so on.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
 import shutil
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.files import checksum
+from fairseq_deep.tools.input_text import iterate_lines
 
 if TYPE_CHECKING:
     from fairseq_deep.recipes.plan import Plan
@@ -38,29 +37,10 @@ def find_text(folder: str, name: str) -> str:
     raise UsageError(f"{os.path.join(folder, name)} is missing (plain or .gz)")
 
 
-def decode_lines(stream: IO[bytes], name: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text; *name* is used in messages."""
-    number, encoding = 0, "utf-8-sig"  # removes the byte order mark that some editors write
-    while True:
-        try:
-            line = stream.readline()
-            number += 1
-            if not line:
-                return
-            text = line.decode(encoding)
-        except UnicodeDecodeError:
-            raise UsageError(f"{name}, line {number}: not UTF-8; convert the file with iconv") from None
-        except (EOFError, OSError, zlib.error) as problem:
-            raise UsageError(f"{name} cannot be read after line {number}: {problem}; copy the file again") from None
-        yield text
-        encoding = "utf-8"
-
-
 def read_lines(path: str) -> Iterator[str]:
     """Yield the lines of a UTF-8 text, plain or gzip; each run of white space becomes one blank."""
-    with (gzip.open if path.endswith(".gz") else open)(path, "rb") as stream:
-        for line in decode_lines(stream, path):
-            yield " ".join(line.split())
+    for line in iterate_lines(path):
+        yield " ".join(line.split())
 
 
 def aligned(

@@ -22,6 +22,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.input_text import iterate_lines
 from fairseq_deep.tools.output_files import check_new_folder, write_text
 
 from ..display import Display
@@ -180,8 +181,8 @@ class Job:
             if problem.startswith(TRANSLATE):
                 raise UsageError(problem.removeprefix(TRANSLATE)) from None
             raise UsageError(f"{problem}; run the same command again to resume, with fewer --workers") from None
-        with open(output, encoding="utf-8") as stream:
-            found = [[each["text"] for each in json.loads(line)["translations"]] for line in stream]
+        records = map(json.loads, iterate_lines(output))
+        found = [[each["text"] for each in record["translations"]] for record in records]
         targets = [nearest(self.text.langs[1], each, reference) for each, (_, reference) in zip(found, rows)]
         content = {"targets": targets, "too_long": sum(not hypotheses for hypotheses in found)}
         write_text(self.path_of(number), json.dumps(content, ensure_ascii=False) + "\n")

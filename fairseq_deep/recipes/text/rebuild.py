@@ -33,8 +33,9 @@ from itertools import chain, islice
 from typing import IO, TYPE_CHECKING, Any
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.input_text import decode_lines
 
-from .corpus import Row, aligned, decode_lines, in_folder, read_lines, read_rows, replaced_folder, write_rows
+from .corpus import Row, aligned, in_folder, read_lines, read_rows, replaced_folder, write_rows
 from .fetch import Downloads, ends_with, extract, members
 
 if TYPE_CHECKING:
