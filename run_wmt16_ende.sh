@@ -6,4 +6,4 @@
 #   ./run_wmt16_ende.sh --dry-run      every command of the real job
 here=$(unset CDPATH; cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit
 # shellcheck source=/dev/null
-. "$here/examples/common/start.sh" recipe/wmt16_ende "$here/${0##*/}" "$@"
+. "$here/examples/common/start.sh" recipe wmt16_ende "$@"

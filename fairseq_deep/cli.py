@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except UsageError as error:
-        return tell(f"{name}: {error.message}", 2)
+        return tell(f"{name}: {error.message}", error.status)
     except KeyboardInterrupt:
         return tell(f"{name}: interrupted{advice}", 130)
     except BrokenPipeError:  # the reader (head, less) has closed the pipe

@@ -11,7 +11,12 @@ class UsageError(Exception):
 
     It is an ordinary exception. The commands of the fairseq that ``third_party/fairseq`` builds print :attr:`one_line`
     without a traceback and exit with status 1.
+
+    Attributes:
+        status: exit status of a command of ``fairseq-deep``
     """
+
+    status = 2
 
     @property
     def message(self) -> str:

@@ -5,4 +5,4 @@
 #   examples/compare/run.sh --data DIR --seeds 3 --jobs 2 prenorm_6l dlcl_6l 'fixed=dlcl_6l --dlcl-fixed'
 here=$(unset CDPATH; cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit
 # shellcheck source=/dev/null
-. "$here/../common/start.sh" compare "$here/${0##*/}" "$@"
+. "$here/../common/start.sh" compare "$@"

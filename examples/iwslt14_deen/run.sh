@@ -5,4 +5,4 @@
 #   examples/iwslt14_deen/run.sh --data DIR    your own {train,valid,test}.{de,en}
 here=$(unset CDPATH; cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit
 # shellcheck source=/dev/null
-. "$here/../common/start.sh" recipe/iwslt14_deen "$here/${0##*/}" "$@"
+. "$here/../common/start.sh" recipe iwslt14_deen "$@"

@@ -4,4 +4,4 @@
 #   examples/nist_zhen/run.sh --data DIR    {train,valid,test,test1,test2}.{zh,en} from the LDC, and test*.en.ref1 ...
 here=$(unset CDPATH; cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit
 # shellcheck source=/dev/null
-. "$here/../common/start.sh" recipe/nist_zhen "$here/${0##*/}" "$@"
+. "$here/../common/start.sh" recipe nist_zhen "$@"

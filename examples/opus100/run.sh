@@ -5,4 +5,4 @@
 #   examples/opus100/run.sh --data DIR    supervised/XX-YY/opus.XX-YY-{train,dev,test}.LANG and zero-shot/ of your own
 here=$(unset CDPATH; cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit
 # shellcheck source=/dev/null
-. "$here/../common/start.sh" recipe/opus100 "$here/${0##*/}" "$@"
+. "$here/../common/start.sh" recipe opus100 "$@"

@@ -5,4 +5,4 @@
 #   examples/own_text/run.sh --data DIR --conf base      some 100,000 pairs, one GPU
 here=$(unset CDPATH; cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit
 # shellcheck source=/dev/null
-. "$here/../common/start.sh" recipe/own_text "$here/${0##*/}" "$@"
+. "$here/../common/start.sh" recipe own_text "$@"

@@ -5,4 +5,4 @@
 #   examples/wmt15_csen/run.sh --data DIR    your own text: {train,valid,test}.{SRC,TGT}
 here=$(unset CDPATH; cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit
 # shellcheck source=/dev/null
-. "$here/../common/start.sh" recipe/wmt15_csen "$here/${0##*/}" "$@"
+. "$here/../common/start.sh" recipe wmt15_csen "$@"

@@ -1,18 +1,10 @@
-"""The driver of the experiments: reads options, prints the plan, and runs the stages.
-
-    driver KIND SCRIPT WORDS...
-
-KIND is ``recipe/TASK`` (a directory under ``examples/`` with a file ``recipe.args``) or ``compare``. SCRIPT is the
-script that the user called.
-"""
+"""The driver of a recipe: reads options, prints the plan, and runs the stages."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import shlex
-import sys
 from typing import Any
 
 from fairseq_deep.errors import UsageError
@@ -21,11 +13,11 @@ from fairseq_deep.tools.machine import count_cores
 
 from . import cluster, description, scripts, seeds, summary
 from .display import Display
-from .engine import Engine, Stopped
+from .engine import Engine
 from .options import EXAMPLES
 from .plan import Plan
 from .recipe import Recipe
-from .runner import Runner, StageFailed, of_system, report_result
+from .runner import Runner, StageFailed, report_result
 from .stages import Markers
 from .steps import STAGES, set_up, start_training
 from .trainings import runs_of
@@ -36,42 +28,22 @@ def read_options(task: str, words: list[str], options: Any = None) -> Any:
     """Return the options of a recipe: its defaults, overridden by the user's options.
 
     Args:
+        task: a directory under ``examples/`` with a file ``recipe.args``
         options: the object that stores them; None: a new `Recipe`
     """
     path, options = os.path.join(EXAMPLES, task, "recipe.args"), options or Recipe()
-    if not os.path.isfile(path):
-        raise UsageError(f"unknown recipe {task} ({path} does not exist); run this in a clone of the repository")
     options.parse(shlex.split(text_of(path), comments=True), by_user=False)
     options.task = task
     return options.parse(words)
 
 
-def main(arguments: list[str]) -> int:
-    """Run the driver and return its exit status."""
-    try:
-        status = _main(*arguments)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # the reader (head, less) has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 141
-    except (Stopped, KeyboardInterrupt):
-        return 130
-    except StageFailed as end:
-        print(end, file=sys.stderr)
-        return end.status
-    except UsageError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: {of_system(error)}", file=sys.stderr)
-        return 2
+def main(task: str, script: str, words: list[str]) -> int:
+    """Run the recipe *task* with the options *words*, and return the exit status.
 
-
-def _main(kind: str, script: str, *words: str) -> int:
-    if kind == "compare":
-        return importlib.import_module(f"{__package__}.compare.driver").main(script, list(words))
-    options = read_options(kind.removeprefix("recipe/"), list(words))
+    Args:
+        script: the script of the recipe, which resumes it
+    """
+    options = read_options(task, words)
     plan = Plan(options)
     if options.help:
         options.parser(os.path.basename(script)).print_help()
@@ -86,7 +58,7 @@ def _main(kind: str, script: str, *words: str) -> int:
             f"{plan.exp}: {free} GB free, {needed} GB needed: choose a larger disk with --exp, or lower "
             "--disk-gb if less is enough"
         )
-    return run(plan, script, list(words))
+    return run(plan, script, words)
 
 
 def run(plan: Plan, script: str, words: list[str]) -> int:
@@ -138,7 +110,7 @@ def train_seeds(runner: Runner) -> None:
         summary.summarise(plan.exp, *parts)
     if failed:
         reasons = [f"{run.name}: {run.reason()}, see {run.folder}/logs" for run in failed]
-        raise StageFailed(f"error: {len(failed)} of {len(runs)} runs failed ({'; '.join(reasons)}); fix the problem, "
+        raise StageFailed(f"{len(failed)} of {len(runs)} runs failed ({'; '.join(reasons)}); fix the problem, "
                           f"then resume: {plan.again}")  # fmt: skip
 
 

@@ -34,7 +34,7 @@ PATIENCE = 30
 
 
 class Stopped(Exception):
-    """A signal from the user has stopped the run."""
+    """A signal from the user has stopped the run; it leaves the engine's context as `KeyboardInterrupt`."""
 
 
 class Failed(Exception):
@@ -59,11 +59,13 @@ class Engine:
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         while self._locks:
             os.close(self._locks.pop())
+        if kind is Stopped:
+            raise KeyboardInterrupt from None
 
     def _handle(self, number: int, _: Any) -> None:
         first, self.stopping = not self.stopping, self.stopping or number

@@ -25,11 +25,11 @@ from .watch import Watch
 NAMES = ("set-up", "data", "text", "binarise", "train", "average", "generate", "score")
 
 
-class StageFailed(Exception):
+class StageFailed(UsageError):
     """A stage has failed or was stopped by a signal.
 
     Attributes:
-        status: exit status of the driver
+        status: exit status of the command
         reason: the reason, without the command that resumes the run
     """
 
@@ -134,7 +134,7 @@ class Runner:
         except Failed as error:
             reason = f"stage {stage} ({NAMES[stage]}) failed: {error}"
             raise StageFailed(
-                f"error: {reason}; log: {quote([self.log])}; fix the problem, then resume: {self.plan.again}",
+                f"{reason}; log: {quote([self.log])}; fix the problem, then resume: {self.plan.again}",
                 reason=reason,
             ) from None
 

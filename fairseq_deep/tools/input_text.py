@@ -10,7 +10,7 @@ from typing import BinaryIO
 from fairseq_deep.errors import UsageError
 
 PACKED = b"\x1f\x8b"
-"""The first bytes of a file that is compressed by gzip."""
+"""The first bytes of a text that is compressed by gzip."""
 
 
 def stdin() -> BinaryIO:
@@ -27,7 +27,7 @@ def stdin() -> BinaryIO:
 def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
     r"""Yield the lines of a UTF-8 text, split only at ``\n`` or ``\r\n``: lines may contain U+2028 or U+0085.
 
-    A byte order mark is skipped.
+    A byte order mark is skipped, and a text compressed by gzip is decompressed.
 
     Args:
         name: name of the text in messages
@@ -37,6 +37,7 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
     """
     number = 0
     try:
+        stream = gzip.open(stream) if stream.peek(2).startswith(PACKED) else stream
         for number, line in enumerate(stream, 1):
             yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8" if number > 1 else "utf-8-sig")
     except UnicodeDecodeError as error:
@@ -47,13 +48,13 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
 
 
 def iterate_lines(path: str) -> Iterator[str]:
-    """Yield the lines of a file, plain or compressed by gzip, or of standard input ("-"), as `decode_lines`."""
+    """Yield the lines of a file, or of standard input ("-"), like `decode_lines`."""
     try:
         opened = nullcontext(stdin()) if path == "-" else open(path, "rb")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     with opened as file:
-        yield from decode_lines(gzip.open(file) if file.peek(2).startswith(PACKED) else file, path)
+        yield from decode_lines(file, path)
 
 
 def read_lines(path: str, may_be_empty: bool = False) -> list[str]:

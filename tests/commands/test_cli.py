@@ -174,7 +174,7 @@ def test_standard_input_that_cannot_be_read(words, closed, lone, monkeypatch, co
 @pytest.mark.parametrize("given", ["in.txt", "-"])
 @pytest.mark.parametrize("output", ["out.txt", "-"])
 def test_an_empty_text_is_translated_into_an_empty_one(given, output, lone, monkeypatch, command):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO())))
     assert command("translate", "lone.pt", "--input", given, "--output", output) == (0, "", "")
     assert output == "-" or Path(output).read_text() == ""
 

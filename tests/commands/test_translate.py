@@ -46,7 +46,7 @@ def translate(command, monkeypatch):
     def translate(*words, text=None):
         if text is not None:
             data = text if isinstance(text, bytes) else text.encode()
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
         return command("translate", *words, "--cpu")
 
     return translate

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from fairseq_deep.recipes import driver
+from fairseq_deep import cli
 from tests.helpers.forkserver import SCRIPTS, stand_in
 from tests.helpers.hostile import archive, member
 from tests.helpers.paths import ROOT
@@ -30,15 +30,12 @@ def write_program(path, body):
 
 
 def driven(script, *words):
-    """The ended driver of *script*, run in this process."""
-    line = [re.search(r'/start\.sh" (\S+)', Path(script).read_text())[1], str(script), *map(str, words)]
-    out, errors = io.StringIO(), io.StringIO()
+    """The ended command of *script*, run in this process."""
+    line = [*re.search(r'/start\.sh" (.*) "\$@"', Path(script).read_text())[1].split(), *map(str, words)]
+    out, errors = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors), mock.patch.dict(os.environ):
-        try:
-            status = driver.main(line)
-        except SystemExit as end:
-            status = end.code
-    return subprocess.CompletedProcess(line, status, out.getvalue(), errors.getvalue())
+        status = cli.main(line)
+    return subprocess.CompletedProcess(line, status, *(each.buffer.getvalue().decode() for each in (out, errors)))
 
 
 def checked(script, *words):
@@ -50,7 +47,7 @@ def checked(script, *words):
 def assert_refused(done, *parts, status=2):
     """One line on stderr, and nothing that looks like a result."""
     assert done.returncode == status, done.stderr
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"fairseq-deep {done.args[0]}: ") and done.stderr.count("\n") == 1, done.stderr
     for part in parts:
         assert part in done.stderr
 

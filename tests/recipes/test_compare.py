@@ -148,7 +148,7 @@ def test_a_failed_system_is_marked_and_made_up_for(compare, tools, stubs, tmp_pa
     for words, count in ((["--systems", listed], 2), (["rnn_6l"], 1)):  # a table of failures alone
         done = compare("--average", 3, *words)
         assert "rnn_6l seed 1: FAILED: stage 4 (train) failed: ValueError: planted\n" in done.stdout
-        last = f"error: 1 of {count} runs failed: rnn_6l seed 1; the same command retries them\n"
+        last = f"fairseq-deep compare: 1 of {count} runs failed: rnn_6l seed 1; the same command retries them\n"
         assert (done.returncode, done.stderr) == (3, last)
         table = (tmp_path / "exp/table.md").read_text()
         assert "| 0 of 1 (1 FAILED) |" in table and "FAILED: rnn_6l, seed 1: stage 4 (train) failed" in table

@@ -64,7 +64,7 @@ def test_two_machines_train_as_one_process_and_one_that_dies_ends_both(begin, tm
     reasons = ["process 0 on .* lost another process", r"process 1 on .* was ended by SIGKILL \(out of memory\?\)"]
     for rank, (status, out, err) in enumerate(ended):
         assert status == 1 and err.count("\n") == 1, ended
-        assert re.match(f"error: stage 4 \\(train\\) failed: {reasons[rank]}", err), ended
+        assert re.match(f"fairseq-deep recipe: stage 4 \\(train\\) failed: {reasons[rank]}", err), ended
         assert f"resume.sh --node-rank {rank}\n" in err
         assert ("stage 3 binarise" in out) == (rank == 0)
     assert "2 CPUs x 100 tokens x update-freq 1 = 200 tokens per update" in ended[0][1]

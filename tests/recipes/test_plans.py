@@ -47,8 +47,9 @@ def ended(tmp_path, monkeypatch):
 @pytest.mark.parametrize("before, command, said", rows("recipes"))
 def test_an_experiment_is_refused_in_one_line(before, command, said, ended):
     done = ended(before, command, {})
-    assert done.returncode == 2 and done.stderr.startswith("error: "), done
-    assert_says(done.stderr.removeprefix("error: "), said)
+    name = f"fairseq-deep {done.args[0]}: "
+    assert done.returncode == 2 and done.stderr.startswith(name), done
+    assert_says(done.stderr.removeprefix(name), said)
 
 
 @pytest.mark.parametrize("before, command, lines", [pytest.param(*row, id=row[1][:80]) for row in PLANS])

@@ -79,7 +79,8 @@ class TestSeeds:
         os.killpg(child.pid, signal.SIGINT)
         _, said = child.communicate(timeout=300)
         assert not live(pid)
-        assert child.returncode == 130 and re.fullmatch(r"stopped; to resume: .*/exp with blanks.?/resume.sh.?\n", said)
+        line = r"fairseq-deep recipe: stopped; to resume: .*/exp with blanks.?/resume.sh.?\n"
+        assert child.returncode == 130 and re.fullmatch(line, said)
         assert programs(stubs).count("fairseq-train") == 1
         hang.unlink()
         recipes.fork_drivers(tools)

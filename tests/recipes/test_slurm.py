@@ -15,7 +15,8 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed.utils import infer_init_method
 from omegaconf import OmegaConf
 
-from fairseq_deep.recipes import cluster, driver
+from fairseq_deep import cli
+from fairseq_deep.recipes import cluster
 from tests.helpers.paths import ROOT
 from tests.helpers.processes import until
 from tests.helpers.recipes import MAIN, assert_refused, checked, write_program
@@ -76,7 +77,8 @@ def test_an_array_ends_in_the_table_of_this_machine_also_after_ctrl_c_and_scance
     until((runs / "dlcl/seed3/job.json").exists)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=900)
-    said = "stopped; the jobs continue (scancel ends them); to resume: run the same command again\n"
+    jobs = "the jobs continue (scancel ends them)"
+    said = f"fairseq-deep compare: stopped; {jobs}; to resume: run the same command again\n"
     assert (child.returncode, err) == (130, said)
     run, child = runs / "dlcl/seed1", start()
     job = json.loads((run / "job.json").read_text())["job"]
@@ -84,7 +86,8 @@ def test_an_array_ends_in_the_table_of_this_machine_also_after_ctrl_c_and_scance
     until(lambda: updates_of(run))
     subprocess.run(["scancel", job], check=True)
     out, err = child.communicate(timeout=900)
-    assert child.returncode == 3 and err == "error: 1 of 6 runs failed: dlcl seed 1; the same command retries them\n"
+    said = "fairseq-deep compare: 1 of 6 runs failed: dlcl seed 1; the same command retries them\n"
+    assert (child.returncode, err) == (3, said)
     assert f"dlcl seed 1: FAILED: job {job} was cancelled or killed: see {tmp_path}/exp/slurm/{job}_0_log.err" in out
     assert out.count(": done\n") == 5 and (run / "checkpoints/checkpoint_last.pt").exists()
     done = compare(corpus, tmp_path / "exp", *given, updates=400)
@@ -118,7 +121,7 @@ def test_a_run_resumes_after_its_time_limit(corpus, tmp_path, monkeypatch, capsy
     monkeypatch.setattr(cluster, "SIGNAL_SECONDS", 20)
     for exp, more in (("exp", ["--slurm-hours", f"{limit:.4f}"]), ("alone", [])):
         given = words(corpus, tmp_path / exp, *more, SYSTEMS[0], updates=2500)
-        assert driver.main(["compare", "run.sh", *given]) == 0, capsys.readouterr().err
+        assert cli.main(["compare", *given]) == 0, capsys.readouterr().err
     log = (tmp_path / "exp/runs/plain/seed1/logs/4-train.log").read_text()
     assert "stopped by a signal: saved checkpoint_last.pt" in log and "Loaded checkpoint" in log
     assert losses(tmp_path / "exp") == losses(tmp_path / "alone")

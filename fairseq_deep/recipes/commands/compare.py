@@ -17,4 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the driver and return its exit status."""
-    return run_driver("compare", args.words)
+    from fairseq_deep.recipes.compare.driver import main
+
+    return run_driver(main, "compare", args.words)

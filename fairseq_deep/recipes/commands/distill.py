@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.recipes.engine import Engine, Stopped
+from fairseq_deep.recipes.engine import Engine
 from fairseq_deep.recipes.text import corpus, distilled
 from fairseq_deep.recipes.trainings import devices_of
 from fairseq_deep.runtime.files import checksum
@@ -65,14 +65,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"{output} is complete: {text.lines:,} pairs; nothing to do")
         return 0
     _check_language(bundles[0], langs, text)
-    try:
-        with Engine() as engine, job.begun(engine):
-            missing = job.missing()
-            if missing:
-                asyncio.run(job.translate(engine, _words(args), missing, _environments(args, len(missing))))
-            too_long = job.finish()
-    except Stopped:
-        raise KeyboardInterrupt from None
+    with Engine() as engine, job.begun(engine):
+        missing = job.missing()
+        if missing:
+            asyncio.run(job.translate(engine, _words(args), missing, _environments(args, len(missing))))
+        too_long = job.finish()
     note = f"; {too_long:,} too long for the teacher keep their reference" if too_long else ""
     print(f"{output}: {text.lines:,} pairs{note}")
     return 0

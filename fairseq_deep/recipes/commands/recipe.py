@@ -8,6 +8,7 @@ import os
 
 from fairseq_deep.core.registry import nearest
 from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes import driver
 from fairseq_deep.recipes.commands import check_clone, run_driver
 from fairseq_deep.recipes.options import EXAMPLES
 from fairseq_deep.recipes.recipe import Recipe
@@ -38,4 +39,4 @@ def run(args: argparse.Namespace) -> int:
     task, *words = args.words
     if task not in known:
         raise UsageError(f"unknown recipe {task}{nearest(task, known)} (known: {', '.join(known)})")
-    return run_driver(f"recipe/{task}", words)
+    return run_driver(driver.main, task, words)

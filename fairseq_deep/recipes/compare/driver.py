@@ -185,13 +185,13 @@ def work(args: Compare) -> None:
         report(args, systems, runs)
     if failed:
         names = ", ".join(run.name for run in failed)
-        raise StageFailed(f"error: {len(failed)} of {len(runs)} runs failed: {names}; the same command retries them",
+        raise StageFailed(f"{len(failed)} of {len(runs)} runs failed: {names}; the same command retries them",
                           FAILED)  # fmt: skip
 
 
-def main(script: str, words: list[str]) -> int:
-    """Run the command and return its exit status."""
-    options = recipes.read_options("compare", words, Compare())
+def main(task: str, script: str, words: list[str]) -> int:
+    """Run the command, like a recipe, and return its exit status."""
+    options = recipes.read_options(task, words, Compare())
     if options.help:
         load_size(options)
         options.parser(os.path.basename(script)).print_help()

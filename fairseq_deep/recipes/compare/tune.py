@@ -87,7 +87,7 @@ class Tuner:
             failed = [run.name for run in train(runs) if not diverged(run.reason())]
             if failed:
                 raise StageFailed(
-                    f"error: {len(failed)} of {len(runs)} runs of the search for learning rates failed: "
+                    f"{len(failed)} of {len(runs)} runs of the search for learning rates failed: "
                     f"{', '.join(failed)}; the same command retries them",
                     SEARCH_FAILED,
                 )

@@ -22,7 +22,6 @@ keys of descriptions and parts are comments.
 
 from __future__ import annotations
 
-import gzip
 import html
 import json
 import os
@@ -174,14 +173,14 @@ def read_table(path: str, name: str, columns: list[int]) -> Iterator[Row]:
 def _tables(path: str, name: str) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield the names and contents of the tables; without a *name*, of the archive itself."""
     if not name:
-        with gzip.open(path) as stream:
+        with open(path, "rb") as stream:
             yield os.path.basename(path), stream
         return
     found = False
     for member, content in members(path):
         if ends_with(member, name):
             found = True
-            yield member, gzip.open(content) if member.endswith(".gz") else content
+            yield member, content
     if not found:
         raise UsageError(f"{path} lacks {name}: {AGAIN}")
 
