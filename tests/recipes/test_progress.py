@@ -116,6 +116,11 @@ def test_a_signal_that_comes_while_the_command_starts_is_handed_on(tmp_path, mon
     assert [signal.getsignal(each) for each in engine.SIGNALS] == before
 
 
+def test_a_signal_between_commands_interrupts():
+    with pytest.raises(KeyboardInterrupt), engine.Engine():
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
 def test_output_arrives_as_lines_of_text(tmp_path):
     class Lines(watch.Watch):
         def read(self, line):
