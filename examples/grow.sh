@@ -25,7 +25,7 @@ for depth in "${list[@]}"; do
     ((depth > before)) || fail "DEPTHS must increase, not '$depths'"
     before=$depth
 done
-for flag in --stop-time-hours --max-epoch --patience; do
+for flag in --stop-time-hours --stop-min-lr --max-epoch --patience; do
     [[ " $* ${LAST-}" != *" $flag"* ]] || fail "omit $flag: a depth that it ended would count as done"
 done
 order=${ORDER:-interleave}

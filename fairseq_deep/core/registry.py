@@ -15,7 +15,7 @@ from typing import Any
 
 from fairseq_deep.errors import UsageError, nearest, one_line
 
-from .fields import Option, add_flag
+from .fields import Option, add_flag, check_fields
 from .stack import MethodConfig, Stack, options_of
 
 __all__ = ["Method", "Registry", "UsageError", "load_plugins", "nearest"]
@@ -211,7 +211,10 @@ class Registry:
 
     def choose(self, flags: Any, name: str, side: str) -> MethodConfig:
         """Return the method *name* for *side* with the options set by *flags*, including its inner method."""
-        method, options = self.get(name), {**self.options(flags, name), **self.options(flags, name, side)}
+        method, own = self.get(name), self.options(flags, name, side)
+        start, rules = f"{side}_{method.prefix}", {option: declared.rule for option, declared in method.options.items()}
+        check_fields(own, method.__init__, rules, lambda option: f"--{start}_{option}".replace("_", "-"))
+        options = {**self.options(flags, name), **own}
         chosen = MethodConfig(name, method, options)
         inner = method.inner_method(options)
         return chosen if inner is None else chosen.with_inner(self.choose(flags, inner, side))

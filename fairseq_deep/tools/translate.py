@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from fairseq_deep.errors import UsageError, printable
-from fairseq_deep.tools.arguments import at_least_one, at_least_zero
+from fairseq_deep.tools.arguments import argument, at_least_one, at_least_zero, digits
 from fairseq_deep.tools.input_text import decode_lines, read_lines, stdin
 from fairseq_deep.tools.output_files import check_outputs, replacing
 
@@ -54,7 +54,7 @@ def add_search(parser: argparse.ArgumentParser, beam: int | None = None) -> None
     add("--lenpen", type=at_least_zero, metavar="A", help="length penalty (default: the recipe's, or 0.6)")
     add("--gnmt-lenpen", action="store_true", default=None, help=gnmt)
     add("--max-len-a", type=at_least_zero, metavar="A", help=length)
-    add("--max-len-b", type=at_least_one, metavar="B", help=longest)
+    add("--max-len-b", type=argument("a whole number of at least 0", digits), metavar="B", help=longest)
     add("--decode-precision", choices=("fp32", "bf16", "int8"), default="fp32", help=precision)
     add("--batch-size", type=at_least_one, default=64, metavar="N", help="sentences per batch (default: 64)")
     add("--max-tokens", type=at_least_one, default=4000, metavar="N", help="tokens per batch (default: 4000)")

@@ -80,7 +80,7 @@ def test_three_depths_killed_in_the_second_one(programs, small, tmp_path):
     ({"warmup": 20}, "WARMUP 20 must be less than the 20 updates of a depth"),
     ({"updates": 2}, "UPDATES 2 must be at least one for each of 3 depths"),
     ({"flags": ["--stop-time-hours", "1"]}, "omit --stop-time-hours: a depth that it ended would count as done"),
-    ({"last": "--stop-time-hours=1"}, "omit --stop-time-hours: a depth that it ended would count as done"),
+    ({"last": "--stop-min-lr=1e-5"}, "omit --stop-min-lr: a depth that it ended would count as done"),
     ({"flags": ["--max-epoch", "20"]}, "omit --max-epoch: a depth that it ended would count as done"),
     ({"order": "blocks"}, "ORDER must be interleave or block, not 'blocks'"),
 ])  # fmt: skip

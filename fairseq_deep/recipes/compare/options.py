@@ -120,6 +120,9 @@ def check_options(options: Compare) -> None:
     for name in ("tune_updates", "tune_seed"):
         if name in options.given and options.tune == "none":
             raise UsageError(f"{flag_of(name)} has no effect without --tune lr: add that, or omit {flag_of(name)}")
+    for name in ("halves", "margin"):
+        if name in options.given and not options.translate:
+            raise UsageError(f"{flag_of(name)} has no effect with --translate false: omit one of them")
     seeds.check_launcher(options)
     if not (options.data or options.demo):
         langs = f"{options.source_lang},{options.target_lang}"
