@@ -193,22 +193,21 @@ class Decoder(TransformerStack):
         aligned, heads = self._aligned(alignment_layer, alignment_heads, decoding=False)
         return _result(*self._whole(prev_output_tokens, not full_context_alignment, source, aligned), heads)
 
-    def start(self, encoder_out: dict[str, list[Tensor]], beam: int = 1, checks_nan: bool = False):
+    def start(self, encoder_out: dict[str, list[Tensor]], beam: int = 1) -> DecodingState | NativeState:
         """Return the state of incremental decoding before the first position.
 
         Args:
             encoder_out: the encoder's dictionary, with one entry per sentence
             beam: largest number of hypotheses per sentence
-            checks_nan: see :class:`DecodingState`
         """
         source = self.read_source(encoder_out)
         native = find_decoder(self, source.memory)
         if native is None:
-            return DecodingState(self, source, checks_nan=checks_nan)
+            return DecodingState(self, source)
         padding = None
         if source.padding is not None and bool(source.padding.any()):
             padding = padding_bias(source.padding, torch.float32)
-        return NativeState(native, self, source._replace(padding=padding), beam, checks_nan)
+        return NativeState(native, self, source._replace(padding=padding), beam)
 
     def read_source(self, encoder_out: dict[str, list[Tensor]] | None) -> Source:
         """Return what the decoder reads of the encoder's dictionary.
@@ -262,7 +261,7 @@ class Decoder(TransformerStack):
         source, words = state.source, words.unsqueeze(1).contiguous()
         if source.languages is not None:
             source = source._replace(languages=languages_of(source.languages, len(words), state.caches))
-        inputs = (state.caches, words, self.position_row(state.length), source, aligned, state.checks_nan)
+        inputs = (state.caches, words, self.position_row(state.length), source, aligned)
         return _result(*(self.run_step(*inputs) if self.compiled is None else self.compiled(self, *inputs)), heads)
 
     def position_row(self, length: int) -> Tensor | None:
@@ -270,7 +269,7 @@ class Decoder(TransformerStack):
         return None if self.embed_positions is None else self.embed_positions.row(length)
 
     def run_step(
-        self, caches: dict, words: Tensor, position: Tensor | None, source: Source, aligned: int, checks_nan: bool
+        self, caches: dict, words: Tensor, position: Tensor | None, source: Source, aligned: int
     ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """Run a decoding step without a synchronisation; see :meth:`_features`.
 
@@ -280,11 +279,10 @@ class Decoder(TransformerStack):
             position: C, added to the embeddings
             source: the encoded batch, with the languages of the hypotheses
             aligned: see :meth:`run_layers`
-            checks_nan: see :class:`DecodingState`
         """
         x = self.embed(words, position, source.languages)
         sources = x.size(1) if source.memory is None else source.memory.size(1)
-        step = self.beam_state(caches, sources, x, words.ne(self.padding_idx), checks_nan)
+        step = self.beam_state(caches, sources, x, words.ne(self.padding_idx))
         prepared = source.memory is not None and self.caches is not None and not self.stack.value_residual
         native = begin_step(self.layers, x, step) if prepared else None
         context = LayerContext(

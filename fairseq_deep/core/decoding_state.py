@@ -3,7 +3,7 @@
 A search calls, for the newest token of each hypothesis and then for the hypotheses that continue::
 
     state = decoder.start(encoder_out)
-    scores, weights, normalisers = state.step(words)
+    scores, weights = state.step(words)
     state.reorder(order)
 
 fairseq's generator passes a dictionary of caches instead, and the whole prefix of each hypothesis.
@@ -52,32 +52,24 @@ class DecodingState:
         source: the encoded batch
         caches: state of each module by its key; None: the state before the first position
         length: number of positions so far
-        checks_nan: caches store new keys unchanged, because the caller starts again if a score is NaN
     """
 
-    def __init__(
-        self,
-        decoder: nn.Module,
-        source: Source,
-        caches: dict[str, Any] | None = None,
-        length: int = 0,
-        checks_nan: bool = False,
-    ):
-        self.decoder, self.source, self.length, self.checks_nan = decoder, source, length, checks_nan
+    def __init__(self, decoder: nn.Module, source: Source, caches: dict[str, Any] | None = None, length: int = 0):
+        self.decoder, self.source, self.length = decoder, source, length
         self.caches = {} if caches is None else caches
 
-    def step(self, words: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def step(self, words: Tensor) -> tuple[Tensor, Tensor | None]:
         """Advance by one position.
 
         Args:
             words: the newest token of each hypothesis, B
 
         Returns:
-            scores of all tokens (B x V), attention weights (B x S) or None, and no normalisers
+            scores of all tokens (B x V), and attention weights (B x S) or None
         """
         x, extra = self.decoder.step_features(self, words)
         weights = extra["attn"][0]
-        return self.decoder.output_layer(x)[:, -1], None if weights is None else weights[:, -1], None
+        return self.decoder.output_layer(x)[:, -1], None if weights is None else weights[:, -1]
 
     def reorder(self, order: Tensor) -> None:
         """Continue with the hypotheses *order* (B)."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .attention import HypothesisState, MultiheadAttention
+from .attention import HypothesisState, LayerContext, MultiheadAttention
 from .attention.beam_reorder import BeamReorder
 from .attention.masks import padding_bias
 from .decoding import unpack_linear
@@ -79,7 +79,7 @@ class SourceProgram(nn.Module):
             source["languages"] = encoded["languages"][0]
         for (name, layer), attention in zip(self.names, self.attentions):
             own = encoded["encoder_memories"][layer] if encoded.get("encoder_memories") else memory
-            key, value, _ = attention._of_memory(own, own, None, None)
+            key, value, _ = attention.read_memory(own, LayerContext(own))
             source[f"{name}.key"] = key.contiguous()
             if value is not None:
                 source[f"{name}.value"] = value.contiguous()
@@ -113,7 +113,7 @@ class StepProgram(nn.Module):
         languages = of_hypotheses(source["languages"], sentences * beam) if "languages" in source else None
         # attention to the source has its keys, and only checks whether there is a memory
         source = Source(words.t(), None, [], languages)
-        x, _, _ = self.decoder.run_step(state, words.view(-1, 1), positions, source, -1, False)
+        x, _, _ = self.decoder.run_step(state, words.view(-1, 1), positions, source, -1)
         updated = {
             name: self._kept(state, name).unflatten(each.dim, (sentences, -1)) for name, each in self.caches.items()
         }

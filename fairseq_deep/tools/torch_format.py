@@ -228,13 +228,13 @@ class ProgramState:
         self.model, self.source, self.caches, self.position, self.rows = model, source, caches, 0, 1
         self.order = torch.zeros(len(source["padding"]), model.beam, dtype=torch.long)
 
-    def step(self, words: Tensor) -> tuple[Tensor, None, None]:
+    def step(self, words: Tensor) -> tuple[Tensor, None]:
         """Return the scores (rows x V) of the next token; the first step has a row per sentence, others have a beam."""
         words = words.view(-1, self.rows).expand(-1, self.model.beam).contiguous()
         position = torch.tensor([self.position])
         scores, self.caches = self.model.step(words, self.order, position, self.source, self.caches)
         self.position += 1
-        return scores[:, : self.rows].flatten(0, 1), None, None
+        return scores[:, : self.rows].flatten(0, 1), None
 
     def reorder(self, order: Tensor) -> None:
         """Reorder the caches to the hypotheses *order*, which are grouped by sentence."""
@@ -254,6 +254,6 @@ class Programs(Reference):
         state = model.start(model.encoder(padded(sentences)))
         state.rows = model.beam
         for words in inputs.t():
-            scores, *_ = state.step(words.repeat_interleave(model.beam))
+            scores, _ = state.step(words.repeat_interleave(model.beam))
             steps.append(scores.view(len(words), model.beam, -1)[:, -1])
         return normalised(torch.stack(steps, 1)[inputs.ne(Dictionary.pad)])

@@ -4,11 +4,12 @@ Their equations are proven in ``test_whole_models.py``, steps in ``test_steps.py
 """
 
 import copy
+import functools
 
 import pytest
 import torch
 
-from fairseq_deep.core.attention import RunningMean, SharedBeamState, Ssru, luna_causal
+from fairseq_deep.core.attention import LayerContext, RunningMean, SharedBeamState, Ssru, luna_causal
 from fairseq_deep.core.attention import scan as scans
 from fairseq_deep.core.attention.luna_causal import LunaCausalAttention
 from fairseq_deep.core.registry import UsageError
@@ -20,6 +21,7 @@ from tests.reference.naive_decoder_attentions import causal, ssru
 from tests.reference.naive_parts import linear, projections
 
 B, C, H, L = 3, 16, 2, 3
+CAUSAL = LayerContext(causal=True)
 
 
 def run_in_steps(module, x, words=None, **more):
@@ -28,7 +30,7 @@ def run_in_steps(module, x, words=None, **more):
     state, beams, outputs = {}, SharedBeamState(attends=False, averages=True), []
     for t in range(len(x)):
         step = beams(state, x.size(1), x[t : t + 1], words[:, t : t + 1])
-        found = module(x[t : t + 1], incremental_state=state, step=step, **more)
+        found = module(x[t : t + 1], LayerContext(cache=state, step=step, **more))
         outputs.append(found[0] if isinstance(found, tuple) else found)
     return torch.cat(outputs), state
 
@@ -57,7 +59,7 @@ def test_means_in_half_precision_are_exact_to_the_last_digit(dtype, length, shif
     words[0, :300], words[1, ::2] = False, False
     counted, mean = words.T.double().unsqueeze(2), RunningMean()
     exact = (x.double() * counted).cumsum(0) / counted.cumsum(0).clamp(min=1)
-    actual = run_in_steps(mean, x, words)[0] if steps else mean(x, ~words)
+    actual = run_in_steps(mean, x, words)[0] if steps else mean(x, LayerContext(padding=~words, causal=True))
     assert actual.dtype == dtype
     distance = (order_number(actual) - order_number(exact.to(dtype))).abs()
     assert distance.max() <= 1 and distance.float().mean() < 1e-3
@@ -76,8 +78,9 @@ def test_half_precision_keeps_the_state_in_fp32(kind, dtype):
         for name, size in (("q_proj", 60.0), ("k_proj", 60.0), ("v_proj", 200.0)):
             getattr(module, name).weight.copy_(size * torch.eye(64))
     module, x = module.to(dtype), (1.0 + torch.randn(400, 2, 64) * (1 if kind == "ssru" else 0.1)).to(dtype)
-    wanted = copy.deepcopy(module).double()(x.double(), causal=True, **{key: p.double() for key, p in more.items()})[0]
-    full, (steps, state) = module(x, causal=True, **more)[0], run_in_steps(module, x, **more)
+    in_double = CAUSAL._replace(**{key: p.double() for key, p in more.items()})
+    wanted = copy.deepcopy(module).double()(x.double(), in_double)[0]
+    full, (steps, state) = module(x, CAUSAL._replace(**more))[0], run_in_steps(module, x, **more)
     vectors = [kept["vector"] for kept in state.values() if "vector" in kept]
     assert {kept.dtype for kept in vectors} == {torch.float32} and full.dtype == steps.dtype == dtype
     for got in (full, steps):
@@ -102,10 +105,10 @@ def test_all_positions_at_once_equal_one_after_the_other(length, compiles, monke
     x, p = (torch.randn(size, B, C, **DOUBLE).requires_grad_() for size in (length, L))
     recurrence, attention = shake(Ssru(C).double()), shake(luna().double())
     wanted = ssru(x, torch.ones(B, length, dtype=torch.bool), recurrence)
-    assert_same(recurrence(x, causal=True)[0], wanted, [x, *recurrence.parameters()])
+    assert_same(recurrence(x, CAUSAL)[0], wanted, [x, *recurrence.parameters()])
     named = projections(attention, ("q", "k", "v", "pq", "pc", "out"))
     heads = torch.stack([causal(x[:, b], p[:, b], named, H) for b in range(B)], dim=1)
-    wanted, found = linear(heads, named["out"]), attention(x, causal=True, memory=torch.cat([p, p]))[0]
+    wanted, found = linear(heads, named["out"]), attention(x, LayerContext(torch.cat([p, p]), causal=True))[0]
     assert_same(found, wanted, [x, p, *attention.parameters()], True)
 
 
@@ -127,7 +130,7 @@ def test_open_and_closed_gates_over_a_thousand_positions(compiles):
 def test_what_ssru_keeps_for_the_backward_pass_does_not_grow_with_the_levels():
     """Gates, inputs and states: three tensors, and the output for the ReLU, at 4,096 positions."""
     x, module = torch.randn(4096, 1, 8, requires_grad=True), Ssru(8)
-    assert saved_bytes(lambda: module(x, causal=True)) <= 4 * 6 * x.numel()
+    assert saved_bytes(lambda: module(x, CAUSAL)) <= 4 * 6 * x.numel()
 
 
 def test_a_compiler_makes_one_graph_of_ssru_for_all_lengths():
@@ -142,7 +145,7 @@ def test_a_compiler_makes_one_graph_of_ssru_for_all_lengths():
     for length in (5, 9, 16):
         x = torch.randn(length, B, 6, requires_grad=True)
         sources, direction = [x, *module.parameters()], torch.randn(B, length, 6).transpose(0, 1)
-        found = [run(x, causal=True)[0] for run in (module, lambda x, **how: compiled(module, x, **how))]
+        found = [run(x, CAUSAL)[0] for run in (module, functools.partial(compiled, module))]
         torch.testing.assert_close(*found)
         torch.testing.assert_close(*(torch.autograd.grad(output, sources, direction) for output in found))
     assert len(graphs) == 1

@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 
-from fairseq_deep.core.attention import MultiheadAttention, masks
+from fairseq_deep.core.attention import LayerContext, MultiheadAttention, masks
 from fairseq_deep.core.stack import Stack
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
@@ -64,13 +64,13 @@ def test_hidden_keys_have_no_weight_and_hidden_rows_are_finite(dtype, need_weigh
     query, mask = 20 * torch.randn(T, B, C, dtype=dtype), padded(2, 3)
     bias = masks.padding_bias(mask, dtype)
     endless = torch.zeros_like(bias).masked_fill(mask.view(B, 1, 1, T), float("-inf"))
-    got, want = (module(query, key_padding_mask=each, need_weights=need_weights) for each in (bias, endless))
+    got, want = (module(query, LayerContext(padding=each), need_weights) for each in (bias, endless))
     assert torch.equal(got[0], want[0])
     assert not need_weights or torch.equal(got[1], want[1])
     mask[1] = True
     future = masks.future_mask(T, T, query, -1e4)
-    for options in ({}, {"attn_mask": future}):
-        output = module(query, key_padding_mask=mask, need_weights=need_weights, **options)[0]
+    for options in ({}, {"mask": future}):
+        output = module(query, LayerContext(padding=mask, **options), need_weights)[0]
         assert output.isfinite().all()
 
 

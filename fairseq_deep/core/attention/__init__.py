@@ -5,6 +5,7 @@ import pkgutil
 
 from .average import AverageAttention, RunningMean
 from .beams import DecodingStep, SharedBeamState
+from .context import LayerContext
 from .decoder import DECODER_ATTENTIONS
 from .encoder import ENCODER_ATTENTIONS
 from .hypothesis_state import HypothesisState
@@ -19,6 +20,6 @@ for _module in pkgutil.iter_modules(__path__):
 _METHODS = {**ENCODER_ATTENTIONS.classes(), **DECODER_ATTENTIONS.classes()}
 globals().update(_METHODS)
 __all__ = [
-    "DECODER_ATTENTIONS", "ENCODER_ATTENTIONS", "AverageAttention", "DecodingStep", "FirstValues",
-    "HypothesisState", "MultiheadAttention", "RunningMean", "SharedBeamState", "Ssru", "TargetAttention",
+    "DECODER_ATTENTIONS", "ENCODER_ATTENTIONS", "AverageAttention", "DecodingStep", "FirstValues", "HypothesisState",
+    "LayerContext", "MultiheadAttention", "RunningMean", "SharedBeamState", "Ssru", "TargetAttention",
 ] + list(_METHODS)  # fmt: skip

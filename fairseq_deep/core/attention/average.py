@@ -19,6 +19,7 @@ from fairseq_deep.core.xavier import fill_xavier
 
 from .beam_reorder import IncrementalState
 from .beams import DecodingStep
+from .context import LayerContext
 from .hypothesis_state import HypothesisState
 from .target import TargetAttention
 
@@ -33,38 +34,29 @@ class RunningMean(HypothesisState):
     def __init__(self):
         super().__init__("running_sum", counts_words=True)
 
-    def forward(
-        self,
-        x: Tensor,
-        padding_mask: Tensor | None = None,
-        causal: bool = True,
-        incremental_state: IncrementalState | None = None,
-        step: DecodingStep | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         """Compute the mean.
 
         Args:
             x: T x B x C
-            padding_mask: B x T, true where *x* is padding, which is not counted
-            causal: positions do not see later ones; otherwise each gets the mean over all
-            incremental_state: stores the sum over earlier positions; the call adds *x* (one position)
-            step: output of :class:`SharedBeamState` in incremental decoding, replaces *padding_mask*
+            context: its padding is not counted. If nothing hides later positions, each gets the mean over all. With a
+                cache, the call adds *x* (one position) to the sum over earlier ones
 
         Returns:
             T x B x C
         """
-        if incremental_state is not None:
-            assert step is not None, "incremental decoding requires the output of SharedBeamState"
-            return self._next(x, incremental_state, step)
+        if context.cache is not None:
+            assert context.step is not None, "incremental decoding requires the output of SharedBeamState"
+            return self._next(x, context.cache, context.step)
         wide = widened(x)
-        if padding_mask is None:
+        if context.padding is None:
             count = torch.arange(1, x.size(0) + 1, device=x.device, dtype=wide.dtype).view(-1, 1, 1)
         else:
-            words = padding_mask.t().logical_not().unsqueeze(-1)
+            words = context.padding.t().logical_not().unsqueeze(-1)
             wide = wide * words
             count = words.to(wide.dtype).cumsum(0).clamp(min=1.0)
         total = wide.cumsum(0)
-        if not causal:
+        if not context.hides_later:
             total, count = total[-1:].expand_as(x), count[-1:]
         return (total / count).to(x.dtype)
 
@@ -99,14 +91,11 @@ class AverageAttention(TargetAttention):
         self.gate = nn.Linear(2 * dim, 2 * dim)
         fill_xavier(self.gate)
 
-    def whole(self, x: Tensor, padding: Tensor | None, causal: bool) -> Tensor:
-        return self._gated(x, self.mean(x, padding, causal))
-
-    def next(self, x: Tensor, state: IncrementalState, step: DecodingStep) -> Tensor:
-        return self._gated(x, self.mean(x, incremental_state=state, step=step))
-
-    def _gated(self, x: Tensor, mean: Tensor) -> Tensor:
+    def whole(self, x: Tensor, context: LayerContext) -> Tensor:
+        mean = self.mean(x, context)
         if self.fc1 is not None:
             mean = self.fc2(self.dropout_module(torch.relu(self.fc1(mean))))
         input_gate, forget_gate = torch.sigmoid(self.gate(torch.cat([x, mean], dim=-1))).chunk(2, dim=-1)
         return torch.addcmul(input_gate * x, forget_gate, mean)
+
+    next = whole

@@ -29,14 +29,12 @@ class DecodingStep(NamedTuple):
         words: 1 x B x 1, true where a hypothesis has a token at the new position
         count: 1 x B x 1, at least fp32: the number of its tokens so far, at least 1
         place: indices of the new keys in caches of a fixed capacity (slots); None if caches grow
-        caller_checks_nan: caches store new keys unchanged: the caller restarts from scratch if there is NaN
     """
 
     mask: Tensor | None
     words: Tensor
     count: Tensor | None
     place: Tensor | None
-    caller_checks_nan: bool = False
 
 
 class SharedBeamState(nn.Module):
@@ -55,12 +53,7 @@ class SharedBeamState(nn.Module):
         self.largest_beam = LARGEST_BEAM
 
     def forward(
-        self,
-        incremental_state: IncrementalState,
-        sentences: int,
-        query: Tensor,
-        words: Tensor,
-        checks_nan: bool = False,
+        self, incremental_state: IncrementalState, sentences: int, query: Tensor, words: Tensor
     ) -> DecodingStep:
         """Advance by one position.
 
@@ -69,7 +62,6 @@ class SharedBeamState(nn.Module):
             sentences: (first step) number of sources; all have the same number of hypotheses, the beam
             query: 1 x B x C, one row per hypothesis
             words: B x 1, true where the hypothesis has a token at this position, false where it has padding
-            checks_nan: the caller checks for NaN; see :class:`DecodingStep`
         """
         if self._state not in incremental_state:
             incremental_state[self._state] = self._first(sentences, query)
@@ -95,7 +87,7 @@ class SharedBeamState(nn.Module):
             count = count + words
             saved["count"] = count
             count = count.clamp(min=1.0)
-        return DecodingStep(seen, words, count, place, checks_nan)
+        return DecodingStep(seen, words, count, place)
 
     def _first(self, sentences: int, query: Tensor) -> dict[str, Tensor | None]:
         """Return the state before the first position.

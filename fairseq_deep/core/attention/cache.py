@@ -3,8 +3,7 @@
 The target's keys and values grow by one position per step, in place, in a buffer with spare capacity; with gradients
 enabled, each step allocates new tensors. The effect of a beam reordering is computed once for all caches
 (:class:`~fairseq_deep.core.attention.beam_reorder.BeamReorder`). Keys of a discarded hypothesis may be NaN, and a mask
-does not hide NaN from the other hypotheses of its sentence. NaN is therefore stored as 0, unless the caller checks for
-it.
+does not hide NaN from the other hypotheses of its sentence. NaN is therefore stored as 0.
 """
 
 import uuid

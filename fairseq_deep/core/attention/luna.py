@@ -48,6 +48,7 @@ from fairseq_deep.core.positions import sinusoids
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
+from .context import LayerContext
 from .encoder import ENCODER_ATTENTIONS, SelfOfSource
 from .multihead import MultiheadAttention
 
@@ -131,23 +132,22 @@ class LunaAttention(MultiheadAttention):
         """Split *both*, (l + S) x B x C, into p and x."""
         return both.split([self.length, both.size(0) - self.length])
 
-    def forward(self, query: Tensor, key_padding_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+    def forward(self, query: Tensor, context: LayerContext) -> tuple[Tensor, None]:
         """Attend.
 
         Args:
             query: p followed by x, (l + S) x B x C
-            key_padding_mask: B x (l + S), true where a row is not used or *x* is padding; or its
-                :func:`padding_bias`; None if nothing is hidden
+            context: its padding, B x (l + S), is true where a row is not used or *x* is padding
 
         Returns:
             p~ followed by a, (l + S) x B x C, and None
         """
         p, x = self.split(query)
         rows = words = None
-        if key_padding_mask is not None:
-            rows, words = key_padding_mask[..., : self.length], key_padding_mask[..., self.length :]
-        packed, _ = self.pack(p, x, words)
-        a, _ = super().forward(x, packed, rows)
+        if context.padding is not None:
+            rows, words = context.padding[..., : self.length], context.padding[..., self.length :]
+        packed, _ = self.pack(p, LayerContext(x, words))
+        a, _ = super().forward(x, LayerContext(packed, rows))
         return torch.cat([packed, a]), None
 
 

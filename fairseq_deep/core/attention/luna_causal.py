@@ -18,7 +18,7 @@ from fairseq_deep.core.keep_fp32 import widened
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
-from .beams import DecodingStep
+from .context import LayerContext
 from .decoder import DECODER_ATTENTIONS, SelfThenSource
 from .hypothesis_state import HypothesisState
 from .luna import LENGTH
@@ -76,7 +76,7 @@ class LunaCausalAttention(TargetAttention, MultiheadAttention):
         length: number l of rows of p
     """
 
-    method, reads_memory = "luna", True
+    method = "luna"
 
     def __init__(self, stack: Stack, bias: bool, length: int):
         super().__init__(stack, stack.dim, bias=bias)
@@ -85,16 +85,9 @@ class LunaCausalAttention(TargetAttention, MultiheadAttention):
             nn.init.xavier_uniform_(proj.weight, gain=2**-0.5)
         self.means = HypothesisState("luna_means", width=2 * stack.dim * length, counts_words=True)
 
-    def whole(
-        self, x: Tensor, padding: Tensor | None, causal: bool, memory: Tensor, memory_padding: Tensor | None = None
-    ) -> Tensor:
-        """See :meth:`TargetAttention.whole`.
-
-        Args:
-            memory: 2l x sources x C, with p as its upper half
-            memory_padding: B x l, true where a row of p is not used; or its :func:`padding_bias`
-        """
-        q, k, v, alpha, bias = self._inputs(x, memory, memory_padding, None)
+    def whole(self, x: Tensor, context: LayerContext) -> Tensor:
+        """See :meth:`TargetAttention.whole`; the memory of *context* is 2l x sources x C, with p as its upper half."""
+        padding, (q, k, v, alpha, bias) = context.padding, self._inputs(x, context)
         wide = torch.promote_types(q.dtype, torch.float32)
         if padding is None:
             count = torch.arange(1, q.size(2) + 1, device=q.device, dtype=wide).view(1, 1, -1, 1)
@@ -106,9 +99,9 @@ class LunaCausalAttention(TargetAttention, MultiheadAttention):
         weights = self._weights(causal_means(q, k, alpha, count), bias)
         return self._joined(causal_means(weights, alpha, v, count), q.dtype, x)
 
-    def next(self, x: Tensor, state: dict, step: DecodingStep, memory=None, memory_padding=None) -> Tensor:
-        """See :meth:`TargetAttention.next`; *memory* is not read if *state* has the projection of p."""
-        q, k, v, alpha, bias = self._inputs(x, memory, memory_padding, state)
+    def next(self, x: Tensor, context: LayerContext) -> Tensor:
+        """See :meth:`TargetAttention.next`; the memory is not read if the cache has the projection of p."""
+        state, step, (q, k, v, alpha, bias) = context.cache, context.step, self._inputs(x, context)
         count = step.count
         shape = (k.size(0), 2, k.size(1), k.size(3), alpha.size(3))
         own = torch.stack([k, v], dim=1).transpose(-1, -2).to(count.dtype) * self.dropout_module(alpha).unsqueeze(1)
@@ -119,12 +112,12 @@ class LunaCausalAttention(TargetAttention, MultiheadAttention):
         heads = torch.matmul(self._weights(torch.matmul(q, keys), bias), values.transpose(-1, -2))
         return self._joined(heads, q.dtype, x)
 
-    def _inputs(self, x: Tensor, memory: Tensor | None, memory_padding: Tensor | None, state: dict | None):
+    def _inputs(self, x: Tensor, context: LayerContext):
         """Return q, k, v and alpha (B x H x T x D or l), and the bias that hides rows of p."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (self._split_heads(project(x), x.size(1)) for project in projections)
         q = q * self.head_dim**-0.5
-        pq, _, bias = self._of_memory(q, memory, memory_padding, state)
+        pq, _, bias = self.read_memory(q, context)
         scores = torch.matmul(self._split_heads(self.pc_proj(x), pq.size(0)), pq.transpose(-1, -2))
         alpha = F.softplus(self._per_hypothesis(scores, x.size(0)).flatten(0, 1), beta=math.log(2.0)).to(q.dtype)
         return q, k, v, alpha, bias

@@ -23,16 +23,15 @@ from fairseq_deep.core.native.steps import NativeAttention
 from fairseq_deep.core.norms import RmsNorm, make_norm
 from fairseq_deep.core.stack import Stack
 
-from .beam_reorder import IncrementalState
-from .beams import DecodingStep
 from .cache import SourceCache, TargetCache, by_column
+from .context import LayerContext
 from .groups import as_bias, as_heads, as_queries
 from .joined import join_projections
 from .masks import future_mask, padding_bias
-from .products import attend_fused, attend_plainly, attention_weights, fuses_steps, trains_plainly
-from .relative import all_distances, relative_values, score_distances, step_distances
+from .products import attend_fused, attention_weights, fuses_steps, trains_plainly
+from .relative import find_distances, relative_values, score_distances
 from .rotary import RotaryPositions
-from .value_residual import FirstValues, ValueResidual
+from .value_residual import ValueResidual
 
 
 class MultiheadAttention(nn.Module):
@@ -95,59 +94,40 @@ class MultiheadAttention(nn.Module):
                 nn.init.xavier_uniform_(vectors)
 
     def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        incremental_state: IncrementalState | None = None,
-        need_weights: bool = False,
-        added: Tensor | None = None,
-        step: DecodingStep | None = None,
-        causal: bool = False,
-        values: FirstValues | None = None,
+        self, query: Tensor, context: LayerContext, need_weights: bool = False, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Attend.
 
         Args:
             query: T x B x C
-            memory: S x B x kdim; None for self-attention
-            key_padding_mask: B x S, true where the keys are padding; or its :func:`padding_bias`
-            attn_mask: added to the scores, T x S or B x 1 x T x S
-            incremental_state: caches of all attentions. Self-attention appends to its keys and values; the keys and
-                values of a memory are computed at the first step.
+            context: inputs of the layer. Self-attention reads its padding and mask, or in a step of incremental
+                decoding its *step*, and appends to the keys and values of its cache. Attention to the memory computes
+                the keys and values of the memory at the first step.
             need_weights: also return the attention weights
             added: T x B x C, added to the output of the heads before the output projection
-            step: (self-attention, in a step of incremental decoding) the output of :class:`SharedBeamState`. Its mask
-                replaces *key_padding_mask* and *attn_mask*.
-            causal: (self-attention) no position sees later ones; replaces a causal *attn_mask*
-            values: (self-attention) holds the values of the first layer, which sets them; None without value residual
 
         Returns:
             T x B x C, and the weights (H x B x T x S, fp32) or None
         """
-        beam = 1
-        if memory is None:
-            mask = None if step is None else step.mask
-            beam = 1 if mask is None else mask.size(2)
-            place = None if step is None else step.place
-            q, key, value = self._own(query, incremental_state, mask, place, values)
-            bias = self._padding_bias(key_padding_mask, q) if mask is None else mask.to(q.dtype)
-        else:
+        beam, place, attn_mask, causal = 1, None, None, False
+        if self.of_memory:
             q = self.q_proj(query)
-            key, value, bias = self._of_memory(q, memory, key_padding_mask, incremental_state)
+            key, value, bias = self.read_memory(q, context)
             q = self._split_heads(q, key.size(0))
             q = q if self.q_norm is None else self.q_norm(q)
-        decoding = incremental_state is not None
+        else:
+            mask, place = (None, None) if context.step is None else (context.step.mask, context.step.place)
+            beam, attn_mask, causal = 1 if mask is None else mask.size(2), context.mask, context.causal
+            q, key, value = self._own(query, context, mask, place)
+            bias = self._padding_bias(context.padding, q) if mask is None else mask.to(q.dtype)
+        decoding = context.cache is not None
         if causal and (bias is not None or need_weights or decoding or self.relative_keys is not None):
             attn_mask, causal = future_mask(q.size(2), key.size(2), q), False
         if attn_mask is not None:
             bias = attn_mask.to(q.dtype) if bias is None else bias + attn_mask.to(q.dtype)
         distances: Tensor | None = None
         if self.relative_keys is not None:
-            if decoding:
-                place = None if step is None else step.place
-                distances = step_distances(self, q.size(2), key.size(2), beam, q.device, place)
+            distances = find_distances(self, q.size(2), key.size(2), beam, q.device, place)
             relative = score_distances(self, q, distances)
             bias = relative if bias is None else relative + bias
         x, weights = self._groups(q, key, value, bias, distances, need_weights, decoding, causal)
@@ -191,23 +171,14 @@ class MultiheadAttention(nn.Module):
         """Return the outputs of the heads (B x H x T x D), and their weights (B x H x T x S) if needed."""
         dropout, of_values = self.dropout_module.active, self.relative_values
         fast = self.dropout_module.fast and dropout > 0 and not is_compiling()
-        if not need_weights and of_values is None and (not decoding or fuses_steps(q)) and not fast:
-            if self.training and trains_plainly(q, key.size(2)):
-                return attend_plainly(q, key, value, bias, dropout, causal), None
+        plain = fast or (decoding and not fuses_steps(q)) or (self.training and trains_plainly(q, key.size(2)))
+        if not (plain or need_weights) and of_values is None:
             return attend_fused(q, key, value, bias, dropout, causal), None
         weights = attention_weights(q, key, future_mask(q.size(2), key.size(2), q) if causal else bias)
         dropped = self.dropout_module(weights.to(q.dtype))
         x = torch.matmul(dropped, value)
-        if of_values is not None and distances is None:
-            vectors = all_distances(of_values, self.farthest, q.size(2))
-            x = x + relative_values(dropped, vectors.to(q.dtype))
-        elif of_values is not None and distances is not None:
-            # all keys at one distance share its vector, so sum their weights first
-            index = distances.expand(q.size(0), q.size(1), q.size(2), -1)
-            shares = torch.zeros(
-                q.size(0), q.size(1), q.size(2), of_values.size(0), dtype=dropped.dtype, device=q.device
-            )
-            x = x + torch.matmul(shares.scatter_add(3, index, dropped), of_values.to(q.dtype))
+        if of_values is not None:
+            x = x + relative_values(self, dropped, distances)
         return x, weights.float() if need_weights else None
 
     def _split_heads(self, x: Tensor, sources: int) -> Tensor:
@@ -220,12 +191,7 @@ class MultiheadAttention(nn.Module):
         return x.view(x.size(0), x.size(1), -1, length, x.size(3)).transpose(1, 2)
 
     def _own(
-        self,
-        query: Tensor,
-        incremental_state: IncrementalState | None,
-        mask: Tensor | None,
-        place: Tensor | None,
-        values: FirstValues | None,
+        self, query: Tensor, context: LayerContext, mask: Tensor | None, place: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, and keys and values (B x H x S x D) of all positions so far.
 
@@ -234,18 +200,18 @@ class MultiheadAttention(nn.Module):
         """
         batch = query.size(1) if mask is None else mask.size(0)
         q, k, v, kv = self._project(query, batch)
-        if values is not None:
-            v, kv = values.mix(v, self.value_residual), None
+        if context.values is not None:
+            v, kv = context.values.mix(v, self.value_residual), None
         if self.rotary is not None or self.q_norm is not None:
             position, beam = None, 1 if mask is None else mask.size(2)
             if place is not None:
                 position = torch.div(place[:1], beam, rounding_mode="floor")
-            elif incremental_state is not None:
-                position = self.own_cache.length(incremental_state) // beam
+            elif context.cache is not None:
+                position = self.own_cache.length(context.cache) // beam
             q, k, kv = *self.norm_and_rotate(q, k, position), None
-        if incremental_state is None:
+        if context.cache is None:
             return q, k, v
-        kv = self.own_cache(incremental_state, torch.stack([k, v]) if kv is None else kv, place)
+        kv = self.own_cache(context.cache, torch.stack([k, v]) if kv is None else kv, place)
         return q, kv[0], kv[1]
 
     def _project(self, query: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -269,26 +235,19 @@ class MultiheadAttention(nn.Module):
             q, k = self.rotary(q, position), self.rotary(k, position)
         return q, k
 
-    def _of_memory(
-        self,
-        q: Tensor,
-        memory: Tensor,
-        padding: Tensor | None,
-        incremental_state: IncrementalState | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def read_memory(self, like: Tensor, context: LayerContext) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return keys and values (sources x H x S x D) of the memory, and the bias that hides padding.
 
-        Incremental decoding computes them at the first step.
+        Incremental decoding computes them at the first step; *like* gives the type of the bias.
         """
-        if incremental_state is not None and self.memory_cache is not None:
-            saved = self.memory_cache(incremental_state)
-            if saved is not None:
-                return saved
-        key, value = self.project_memory(memory)
-        bias = self._padding_bias(padding, q)
-        if incremental_state is not None and self.memory_cache is not None:
+        saved = None if context.cache is None else self.memory_cache(context.cache)
+        if saved is not None:
+            return saved
+        key, value = self.project_memory(context.memory)
+        bias = self._padding_bias(context.memory_padding, like)
+        if context.cache is not None:
             key, value = by_column(key), None if value is None else value.contiguous()
-            self.memory_cache.keep(incremental_state, key, value, bias)
+            self.memory_cache.keep(context.cache, key, value, bias)
         return key, value, bias
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -297,10 +256,6 @@ class MultiheadAttention(nn.Module):
         key = self._split_heads(self.k_proj(memory), sources)
         key = key if self.k_norm is None else self.k_norm(key)
         return key, self._split_heads(self.v_proj(memory), sources)
-
-    def keep_memory(self, like: Tensor, memory: Tensor, padding: Tensor | None, incremental_state: dict) -> None:
-        """Compute the keys and values of the memory, for the steps of incremental decoding."""
-        self._of_memory(like, memory, padding, incremental_state)
 
     def _padding_bias(self, padding: Tensor | None, q: Tensor) -> Tensor | None:
         """Return a bias that hides the keys under *padding*: B x 1 x 1 x S. *padding* may be such a bias already."""

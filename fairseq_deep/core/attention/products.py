@@ -9,8 +9,6 @@ from torch import Tensor
 from fairseq_deep.core.compat import is_compiling
 from fairseq_deep.core.keep_fp32 import widened
 
-from .masks import future_mask
-
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
     """Return attention weights, at least in fp32."""
@@ -18,12 +16,6 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
     if bias is not None:
         scores = scores + bias
     return torch.softmax(widened(scores), dim=-1)
-
-
-def attend_plainly(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, causal: bool) -> Tensor:
-    if causal:
-        bias = future_mask(q.size(2), k.size(2), q)
-    return torch.matmul(F.dropout(attention_weights(q, k, bias).to(q.dtype), dropout), v)
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, causal: bool) -> Tensor:

@@ -21,8 +21,7 @@ from fairseq_deep.core.keep_fp32 import widened
 from fairseq_deep.core.stack import Stack
 from fairseq_deep.core.xavier import fill_xavier
 
-from .beam_reorder import IncrementalState
-from .beams import DecodingStep
+from .context import LayerContext
 from .decoder import DECODER_ATTENTIONS, SelfThenSource
 from .hypothesis_state import HypothesisState
 from .scan import gated_recurrence
@@ -46,17 +45,17 @@ class Ssru(TargetAttention, HypothesisState):
         self.input_proj = nn.Linear(dim, dim, bias=False)
         fill_xavier(self.gate, self.input_proj)
 
-    def whole(self, x: Tensor, padding: Tensor | None, causal: bool) -> Tensor:
+    def whole(self, x: Tensor, context: LayerContext) -> Tensor:
         z, v, dtype = self._inputs(x)
-        if padding is not None:
-            z = z.masked_fill(padding.t().unsqueeze(-1), float("inf"))
+        if context.padding is not None:
+            z = z.masked_fill(context.padding.t().unsqueeze(-1), float("inf"))
         return torch.relu(gated_recurrence(z, v).to(dtype))
 
-    def next(self, x: Tensor, state: IncrementalState, step: DecodingStep) -> Tensor:
+    def next(self, x: Tensor, context: LayerContext) -> Tensor:
         z, v, dtype = self._inputs(x)
-        before = self.previous(state, v, v.dtype)
-        c = torch.where(step.words, torch.lerp(v, before, torch.sigmoid(z)), before)
-        self.keep(state, c)
+        before = self.previous(context.cache, v, v.dtype)
+        c = torch.where(context.step.words, torch.lerp(v, before, torch.sigmoid(z)), before)
+        self.keep(context.cache, c)
         return torch.relu(c.to(dtype))
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:

@@ -20,13 +20,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq_deep.core.attention import RunningMean
+from fairseq_deep.core.attention import LayerContext, RunningMean
 from fairseq_deep.core.native.layers import describe_layer
 from fairseq_deep.core.norms import make_norm, normalise
 from fairseq_deep.core.residuals import ResidualConnection
 from fairseq_deep.core.stack import Stack
 
-from .context import LayerContext
 from .feed_forward import FeedForward
 
 NORMS = {
@@ -45,22 +44,7 @@ def has_norms(stack: Stack) -> bool:
 def attend_to_target(attention: nn.Module, x: Tensor, context: LayerContext) -> Tensor:
     """Attend to the positions of the stack itself (T x B x C)."""
     native = context.native and context.native.parts.get(attention)
-    if native:
-        return native(x, context)
-    values = {} if context.values is None else {"values": context.values}  # only self-attention has values
-    of_memory = {}
-    if getattr(attention, "reads_memory", False):
-        of_memory = {"memory": context.memory, "memory_padding": context.memory_padding}
-    return attention(
-        x,
-        key_padding_mask=context.padding,
-        attn_mask=context.mask,
-        incremental_state=context.cache,
-        step=context.step,
-        causal=context.causal,
-        **values,
-        **of_memory,
-    )[0]
+    return native(x, context) if native else attention(x, context)[0]
 
 
 def attend_to_source(
@@ -74,14 +58,7 @@ def attend_to_source(
     native = context.native and context.native.parts.get(attention)
     if native and not need_weights:
         return native(x, context, added), None
-    return attention(
-        x,
-        context.memory,
-        key_padding_mask=context.memory_padding,
-        incremental_state=context.cache,
-        need_weights=need_weights,
-        added=added,
-    )
+    return attention(x, context, need_weights, added)
 
 
 class SubLayers(FeedForward):
@@ -129,9 +106,7 @@ class SubLayers(FeedForward):
         added = None
         if name == "merged" and self.mean is not None:
             assert context.memory is not None, "merged attention requires a source"
-            averages_before = context.causal or context.mask is not None or context.cache is not None
-            values = self.encoder_attn.v_proj(x)
-            added = self.mean(values, context.padding, averages_before, context.cache, context.step)
+            added = self.mean(self.encoder_attn.v_proj(x), context)
         y, weights = attend_to_source(self.encoder_attn, x, context, need_weights, added)
         if name == "merged" and self.self_attn is not None:
             y = y + attend_to_target(self.self_attn, x, context).to(y.dtype)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fairseq_deep.core.attention import LayerContext
 from fairseq_deep.core.norms import make_norm
 from fairseq_deep.core.residuals import ResidualConnection
 from fairseq_deep.core.stack import Stack
 
-from .context import LayerContext
 from .layer import Layer
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fairseq_deep.core.attention.context import LayerContext
 from fairseq_deep.core.attention.luna import Packing
 from fairseq_deep.core.dropout import dropout_of
 from fairseq_deep.core.norms import make_norm
@@ -40,7 +41,7 @@ class PackingLayer(nn.Module):
     def forward(self, p: Tensor, source: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return p~_j and p_{j+1}, both l x B x C; see :meth:`LunaMemory.forward`."""
         before = self.layer_norm if self.pre_norm else None
-        packed, _ = self.pack(p if before is None else before(p), source, padding)
+        packed, _ = self.pack(p if before is None else before(p), LayerContext(source, padding))
         following = p + self.dropout_module(packed)
         if not self.pre_norm and self.layer_norm is not None:
             following = self.layer_norm(following)

@@ -27,7 +27,6 @@ struct Keys {
 struct Step {  // a position of each hypothesis
     int64_t sentences, beam, length, threads;
     int64_t past;           // slots of the target's keys in use before this step
-    int64_t finite;         // store NaN and infinities of new keys and values as 0
     int32_t* seen;          // rows of `stride`, one per hypothesis: the slots of the target's keys that it sees
     int64_t stride;
     int64_t* places;        // of each sentence in the caches; null: in order, with one or more hypotheses per source
@@ -64,7 +63,8 @@ static inline float dot(const float* a, const float* b, int64_t count) {
     return sum(total);
 }
 
-// Attention of a sentence's hypotheses to the target's keys, of which each sees its own; stores the new ones first.
+// Attention of a sentence's hypotheses to the target's keys, of which each sees its own; stores the new ones first,
+// with 0 in place of NaN and infinities.
 static void attend_target(const Attention& a, const Step& step, const Keys& keys, const float* qkv, float* y,
                           int64_t sentence, int64_t kv_head, float* scores) {
     const int64_t dim = a.dim, width = (a.heads + 2 * a.kv_heads) * dim, group = a.heads / a.kv_heads;
@@ -76,7 +76,7 @@ static void attend_target(const Attention& a, const Step& step, const Keys& keys
         memcpy(key + (step.past + rank) * dim, row + (a.heads + kv_head) * dim, 4 * dim);
         memcpy(value + (step.past + rank) * dim, row + (a.heads + a.kv_heads + kv_head) * dim, 4 * dim);
         for (float* made : {key + (step.past + rank) * dim, value + (step.past + rank) * dim})
-            for (int64_t d = 0; step.finite && d < dim; d++) made[d] = std::isfinite(made[d]) ? made[d] : 0;
+            for (int64_t d = 0; d < dim; d++) made[d] = std::isfinite(made[d]) ? made[d] : 0;
     }
     for (int64_t rank = 0; rank < step.beam; rank++) {
         const int64_t number = sentence * step.beam + rank;

@@ -1,4 +1,4 @@
-"""Decoding steps of whole decoders in compiled kernels: layers, caches, scores of tokens and their normalisers."""
+"""Decoding steps of whole decoders in compiled kernels: layers, caches, and scores of tokens."""
 
 from __future__ import annotations
 
@@ -74,12 +74,11 @@ class NativeState:
         native, decoder: the decoder, twice
         source: the encoded batch, with the :func:`padding_bias` of its memory if there is padding
         beam: largest number of hypotheses per sentence
-        checks_nan: see :class:`DecodingState`
     """
 
-    def __init__(self, native: NativeDecoder, decoder: nn.Module, source, beam: int, checks_nan: bool):
+    def __init__(self, native: NativeDecoder, decoder: nn.Module, source, beam: int):
         self._native, self._decoder, self._library = native, decoder, load()
-        self._slots, self._finite, self._sources = beam, not checks_nan, source.memory.size(1)
+        self._slots, self._sources = beam, source.memory.size(1)
         self._capacity, self._target, self._order = 0, torch.empty(0), torch.empty(0)
         self._step, self._before = StepStruct(self._sources, beam), (torch.empty(0), torch.empty(0))
         self._keys = (KeysStruct * len(native.layers))()
@@ -107,8 +106,8 @@ class NativeState:
             self._library.keep_memory(ctypes.byref(layer), pointer(memory), ctypes.byref(keys), threads)
         return kept
 
-    def step(self, words: Tensor) -> tuple[Tensor, None, Tensor | None]:
-        """Return scores of all tokens (B x V), no attention weights, and log sum exp of each row or None.
+    def step(self, words: Tensor) -> tuple[Tensor, None]:
+        """Return scores of all tokens (B x V), and no attention weights.
 
         Args:
             words: the newest token of each hypothesis, B
@@ -121,17 +120,15 @@ class NativeState:
             raise IndexError(f"a token exceeds the {entries} entries of the dictionary")
         step, position = self._advance(words.numel()), self._decoder.position_row(self._step.length + 1)
         if self._native.struct is None:
-            scores = self._by_layer(step, words, position), None, None
+            scores = self._by_layer(step, words, position)
         else:
-            logits = torch.empty(words.numel(), self._native.struct.output.outputs)
-            normalisers, words = torch.empty(words.numel()), words.contiguous()
+            scores, words = torch.empty(words.numel(), self._native.struct.output.outputs), words.contiguous()
             self._library.decoder_step(
                 ctypes.byref(self._native.struct), ctypes.byref(step), self._places, pointer(words),
-                None if position is None else pointer(position), pointer(logits), pointer(normalisers),
+                None if position is None else pointer(position), pointer(scores),
             )  # fmt: skip
-            scores = logits, None, normalisers
         self._step = step
-        return scores
+        return scores, None
 
     def _by_layer(self, step: StepStruct, words: Tensor, position: Tensor | None) -> Tensor:
         x, aggregator = self._decoder.embed(words.unsqueeze(1), position), self._decoder.aggregator
@@ -151,8 +148,8 @@ class NativeState:
         beam = rows // self._sources if before.length == 0 else self._slots
         seen = torch.empty(rows, self._capacity, dtype=torch.int32)
         places = torch.empty(rows // beam, dtype=torch.int64)
-        step = StepStruct(rows // beam, beam, 0, torch.get_num_threads(), 0, self._finite, seen.data_ptr(),
-                          self._capacity, places.data_ptr())  # fmt: skip
+        step = StepStruct(rows // beam, beam, 0, torch.get_num_threads(), 0, seen.data_ptr(), self._capacity,
+                          places.data_ptr())  # fmt: skip
         if self._native.rotary is not None:
             self._rotation = self._native.rotary.at(before.length)
             step.cos, step.sin = (each.data_ptr() for each in self._rotation)

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "layers.h"
-#include "search.h"
 
 struct Decoder {
     const Layer* const* layers;
@@ -88,10 +87,10 @@ void decoder_layer_step(const Layer* layer, const Step* step, const Keys* keys, 
     decoder_layer(*layer, *step, *keys, x, y);
 }
 
-// The scores of all tokens (rows x V), and log sum exp of each row, after `words`, one per row; layers each read the one
-// below. `position` is added to the embeddings; null for none.
+// The scores of all tokens (rows x V) after `words`, one per row; layers each read the one below. `position` is added to
+// the embeddings; null for none.
 void decoder_step(const Decoder* of, const Step* step, const Keys* const* keys, const int64_t* words,
-                  const float* position, float* logits, float* normalisers) {
+                  const float* position, float* logits) {
     const Decoder& decoder = *of;
     const int64_t rows = step->sentences * step->beam, dim = decoder.output.inputs;
     const int threads = (int)step->threads;
@@ -105,6 +104,5 @@ void decoder_step(const Decoder* of, const Step* step, const Keys* const* keys, 
     for (int64_t k = 0; k < decoder.count; k++) decoder_layer(*decoder.layers[k], *step, *keys[k], x, x);
     normalise_rows(decoder.final_norm, x, x, rows, dim, threads);
     multiply(decoder.output, x, logits, rows, threads, {NO_ACTIVATION, nullptr});
-    log_normalisers(logits, rows, decoder.output.outputs, normalisers, step->threads);
 }
 }

@@ -1,4 +1,5 @@
 // The functions of the kernels, each one call from Python.
+#include "search.h"
 #include "stacks.h"
 
 extern "C" {

@@ -55,7 +55,7 @@ class NativeAttention:
         """Return the keys of the source, which the first step computes."""
         saved = self._cache.saved(context.cache)
         if saved is None:
-            self._attention.keep_memory(x, context.memory, context.memory_padding, context.cache)
+            self._attention.read_memory(x, context)
             saved = self._cache.saved(context.cache)
         key, value, bias = saved["key"], saved["value"], saved["bias"]
         keys = KeysStruct(None, 0, 0, key.data_ptr(), value.data_ptr(), None, value.size(0), value.size(2))
@@ -76,9 +76,8 @@ class NativeStep:
     def __init__(self, parts: dict[nn.Module, NativeAttention], seen: Tensor, step: Any):
         self.parts, self._seen, self._rotation = parts, seen, None
         sentences, beam = (seen.size(0), 1) if step.mask is None else (step.mask.size(0), step.mask.size(2))
-        length, finite = seen.size(1), not step.caller_checks_nan
-        past, threads = max(length - 1, 0) * beam, torch.get_num_threads()
-        self.struct = StepStruct(sentences, beam, length, threads, past, finite, seen.data_ptr(), length)
+        length, threads = seen.size(1), torch.get_num_threads()
+        self.struct = StepStruct(sentences, beam, length, threads, max(length - 1, 0) * beam, seen.data_ptr(), length)
 
     def rotate(self, rotary: nn.Module) -> None:
         """Set the rotations of this position; all attentions of a decoder have the same."""

@@ -66,7 +66,7 @@ class SourceStruct(ctypes.Structure):
 class StepStruct(ctypes.Structure):
     """``Step`` of ``attention.h``."""
 
-    _fields_ = [*((name, ctypes.c_int64) for name in ("sentences", "beam", "length", "threads", "past", "finite")),
+    _fields_ = [*((name, ctypes.c_int64) for name in ("sentences", "beam", "length", "threads", "past")),
                 ("seen", ctypes.c_void_p), ("stride", ctypes.c_int64), ("places", ctypes.c_void_p),
                 *((name, ctypes.c_void_p) for name in ("cos", "sin"))]  # fmt: skip
 

@@ -69,15 +69,11 @@ class BeamSearch:
         """
         longest, lengths = self._lengths(src_tokens)
         limits = self._limits(src_tokens, longest) if self.options.limit_each else None
-        on_cpu = src_tokens.device.type == "cpu"
-        with torch.inference_mode(on_cpu), torch.no_grad():  # in inference mode, calls are cheaper
-            encoded = [model.encoder(src_tokens) for model in self.models]
-            # on a CPU, one check for NaN per step; if there is any, search again with a check of each key
-            for checks_nan in (True, False) if on_cpu else (False,):
-                sizes = (src_tokens.size(0), self.options.beam, longest, self.eos)
-                found = Hypotheses(*sizes, self.options.penalty, lengths, limits)
-                if self._search(encoded, found, self.eos if first is None else first, prefix, checks_nan):
-                    break
+        sizes = (src_tokens.size(0), self.options.beam, longest, self.eos)
+        found = Hypotheses(*sizes, self.options.penalty, lengths, limits)
+        # in inference mode, calls are cheaper
+        with torch.inference_mode(src_tokens.device.type == "cpu"), torch.no_grad():
+            self._search(src_tokens, found, self.eos if first is None else first, prefix)
         if not all(found.ended):
             raise UsageError(
                 "a sentence has no translation with a probability: the model gives NaN or infinite scores, for example "
@@ -107,25 +103,18 @@ class BeamSearch:
         found = [int(options.max_len_a * size + options.max_len_b) for size in sizes]
         return [min(longest, max(options.min_len, limit)) for limit in found]
 
-    def _search(self, encoded, found: Hypotheses, first: int, prefix: Tensor | None, checks_nan: bool) -> bool:
-        """Fill *found*.
-
-        With *checks_nan*, caches store keys without a check for NaN, and the search returns False as soon as there is
-        any.
-        """
-        pairs = zip(self.models, encoded)
-        states = [model.decoder.start(source, self.options.beam, checks_nan) for model, source in pairs]
-        device = encoded[0]["encoder_out"][0].device
+    def _search(self, src_tokens: Tensor, found: Hypotheses, first: int, prefix: Tensor | None) -> None:
+        """Fill *found*."""
+        states = [model.decoder.start(model.encoder(src_tokens), self.options.beam) for model in self.models]
+        device = src_tokens.device
         words = torch.full((len(found.numbers),), first, device=device)
         while True:
-            logits, offsets, broken = self._log_probabilities(found, words, states)
-            if checks_nan and broken:
-                return False
+            logits, offsets = self._log_probabilities(found, words, states)
             self._forbid(logits, found, prefix)
             candidates = self._candidates(logits, offsets, found)
             goes_on = found.advance(*(each.cpu() for each in candidates))
             if goes_on is None:
-                return True
+                return
             words, order = goes_on.words.to(device), goes_on.order.to(device)
             for state in states:
                 state.reorder(order)
@@ -139,24 +128,20 @@ class BeamSearch:
             raise UsageError(f"beam {beam} exceeds the {count} tokens that a hypothesis can begin with: lower it")
         return best_candidates(logits, offsets.view_as(scores) + scores, scores.size(1), count)
 
-    def _log_probabilities(self, found: Hypotheses, words: Tensor, states):
-        """Return scores of all tokens (hypotheses x V), an offset per row that makes them log-probabilities, and (on a
-        CPU) whether any row is not finite."""
+    def _log_probabilities(self, found: Hypotheses, words: Tensor, states) -> tuple[Tensor, Tensor]:
+        """Return scores of all tokens (hypotheses x V), and an offset per row that makes them log-probabilities."""
         outputs, weights = [], []
         for state in states:
-            output, attn, normalisers = state.step(words)
+            output, attn = state.step(words)
             weights += [] if attn is None else [attn]
-            if self.options.temperature != 1.0:
-                output, normalisers = output / self.options.temperature, None
-            outputs.append(output)
+            outputs.append(output if self.options.temperature == 1.0 else output / self.options.temperature)
         if weights:
             found.attend(torch.stack(weights).sum(0).div_(len(self.models)).float().cpu())
         if len(outputs) == 1 and outputs[0].device.type == "cpu":
-            return _with_normaliser(outputs[0], normalisers)
+            return _with_normaliser(outputs[0])
         logs = torch.stack([output.float().log_softmax(-1) for output in outputs])
         mean = logs[0] if len(outputs) == 1 else logs.logsumexp(0) - math.log(len(outputs))
-        broken = mean.device.type == "cpu" and bool(mean.isnan().any())
-        return mean.nan_to_num_(-math.inf, math.inf, -math.inf), mean.new_zeros(mean.size(0)), broken
+        return mean.nan_to_num_(-math.inf, math.inf, -math.inf), mean.new_zeros(mean.size(0))
 
     def _forbid(self, logits: Tensor, found: Hypotheses, prefix: Tensor | None) -> None:
         """Set the scores of forbidden tokens to -inf, in place."""
@@ -187,13 +172,12 @@ class BeamSearch:
         logits.masked_fill_(others & words.ne(self.pad).unsqueeze(1), -math.inf)
 
 
-def _with_normaliser(logits: Tensor, normaliser: Tensor | None):
+def _with_normaliser(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the result of :meth:`BeamSearch._log_probabilities` for one model."""
     logits = logits.float()
-    normaliser = log_normaliser(logits) if normaliser is None else normaliser
-    broken = not math.isfinite(float(normaliser.sum()))
-    if broken:
+    normaliser = log_normaliser(logits)
+    if not math.isfinite(float(normaliser.sum())):
         rows = ~normaliser.isfinite()
         logits = logits.masked_fill(rows.unsqueeze(1), 0.0)
         normaliser = normaliser.masked_fill(rows, math.inf)
-    return logits, normaliser.neg_(), broken
+    return logits, normaliser.neg_()

@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fairseq_deep.core.attention import DecodingStep, FirstValues
 from fairseq_deep.core.native.steps import NativeStep
+
+from .beams import DecodingStep
+from .value_residual import FirstValues
 
 
 class LayerContext(NamedTuple):
-    """Inputs of a layer other than the hidden states.
+    """Inputs of a layer, and of its attentions, other than the hidden states.
 
     Attributes:
         memory: S x B x C, the encoder output that the layer attends to; None without a source
@@ -36,3 +38,8 @@ class LayerContext(NamedTuple):
     values: FirstValues | None = None
     native: NativeStep | None = None
     languages: Tensor | None = None
+
+    @property
+    def hides_later(self) -> bool:
+        """Whether positions of the stack see no later ones; any *mask* is treated as causal."""
+        return self.causal or self.mask is not None
