@@ -112,11 +112,13 @@ class TestStages:
 
     def test_a_folder_in_use_or_that_cannot_be_made_is_refused(self, job, stubs, tmp_path, monkeypatch):
         monkeypatch.setenv("RECIPE_PATIENCE", "0")
+        monkeypatch.setenv("FAIRSEQ_DEEP_ENV", "")  # by start.sh: resume.sh must use the clone's, too
         with Engine() as other:
             other.take_lock(str(tmp_path / "exp"))
             problem = f"exp is in use by process {os.getpid()} on ", "try again later, or use another --exp"
             assert_refused(job("--stop-stage", "0"), *problem)
         assert programs(stubs) == [] and job("--stop-stage", "0").returncode == 0
+        assert "FAIRSEQ_DEEP_ENV" not in (tmp_path / "exp/resume.sh").read_text()
         assert_refused(job("--stage", "6"), "stage 6 requires", "averaged.pt")
         done = driven(MAIN, "--exp", f"{stubs}/exp", "--demo", *SMALL)  # which is a file
         assert_refused(done, f"cannot write to {stubs}/exp (Not a directory): choose another --exp")
