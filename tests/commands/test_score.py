@@ -127,7 +127,7 @@ def test_compound_split_is_one_pass_without_overlap(line, split):
 
 def test_lines_end_at_newlines_alone(tmp_path):
     line = "one\u2028two\u0085three\x0cfour\x1cfive\rsix"
-    (tmp_path / "odd").write_text(f"{line}\n\n", encoding="utf-8", newline="")
+    (tmp_path / "odd").write_text(f"{line}\r\n\n", encoding="utf-8", newline="")
     assert read_lines(str(tmp_path / "odd")) == [line, ""]
 
 
