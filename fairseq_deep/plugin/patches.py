@@ -102,6 +102,20 @@ def _ema_init(self, model, config, device=None, skip_keys=None):
     _stock_ema_init(self, model, config, device, {*(skip_keys or ()), *copied})
 
 
+_stock_place, _stock_load = EpochBatchIterator.state_dict, EpochBatchIterator.load_state_dict
+
+
+def _place(self):
+    """Return the place in the epoch, with the number of processes that read it."""
+    return {**_stock_place(self), "num_shards": self.num_shards}
+
+
+def _go_to(self, state_dict):
+    """Go to a place in an epoch that another number of processes may have read; it counts the batches of one."""
+    shards, batches = state_dict.get("num_shards", self.num_shards), state_dict.get("iterations_in_epoch", 0)
+    _stock_load(self, {**state_dict, "iterations_in_epoch": batches * shards // self.num_shards})
+
+
 _stock_iterator = EpochBatchIterator._get_iterator_for_epoch
 
 
@@ -152,6 +166,10 @@ PATCHES = (
           "fairseq loads weights into a model with the same shapes that computes another function"),
     Patch("fairseq.models.ema.ema:EMA", "__init__", _ema_init,
           "--store-ema averages buffers: it fails with indices of language tags, and BranchNorm's factor lags behind"),
+    Patch("fairseq.data.iterators:EpochBatchIterator", "state_dict", _place,
+          "checkpoints do not store how many processes read the data"),
+    Patch("fairseq.data.iterators:EpochBatchIterator", "load_state_dict", _go_to,
+          "a run that resumes with more processes skips data, with fewer it repeats data"),
     Patch("fairseq.data.iterators:EpochBatchIterator", "_get_iterator_for_epoch", _get_iterator,
           "a run that resumes in an epoch with --skip-remainder-batch skips most of it"),
     Patch("fairseq.tasks.translation:TranslationTask", "_inference_with_bleu", inference_with_bleu,

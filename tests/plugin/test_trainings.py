@@ -57,11 +57,6 @@ def test_a_resumed_run_continues_as_an_uninterrupted_one(case, small, tmp_path):
     for weights, others, name in ((*pair, name) for pair in zip(*parts) for name in pair[0]):
         equal = torch.equal(weights[name], others[name])
         assert equal or name.endswith("_float_tensor"), name  # fairseq's, which is not initialised
-    if case == "muon":
-        states = two["last_optimizer_state"]["state"].values()
-        assert {tuple(sorted(state)) for state in states} == {("momentum_buffer",), ("exp_avg", "exp_avg_sq", "step")}
-        # four matrices of each attention and two of each feed-forward network, 2 encoder and 2 decoder layers
-        assert sum("momentum_buffer" in state for state in states) == 2 * 6 + 2 * 10
     assert "cooldown" not in case or [whole[update]["lr"] for update in (3, 4, 5, 6)] == [1.5e-3, 2e-3, 1e-3, 0]
 
 
