@@ -123,12 +123,6 @@ class TestStages:
         done = driven(MAIN, "--exp", f"{stubs}/exp", "--demo", *SMALL)  # which is a file
         assert_refused(done, f"cannot write to {stubs}/exp (Not a directory): choose another --exp")
 
-    def test_bad_text_stops_before_anything_is_written(self, job, stubs, corpus, tmp_path):
-        (corpus / "valid.de").write_text("zu kurz\n")
-        done = job()
-        assert_refused(done, "valid.en has 10 lines", "valid.de has 1")
-        assert not (tmp_path / "exp/text/raw").exists() and programs(stubs) == ["fairseq-deep doctor"]
-
     def test_too_little_disk_and_a_batch_below_the_longest_sentence(self, job, tmp_path):
         exp = tmp_path / "exp"
         assert_refused(job("--disk-gb", "99999999"), "GB free")

@@ -16,21 +16,16 @@ from tests.helpers.paths import ROOT
 from tests.helpers.recipes import MAIN, checked, write_program
 
 
-def run(*words, script=MAIN):
+def run(*words):
     """The ended dry run on a machine with 8 GPUs, in this process."""
-    return checked(script, "--dry-run", "--ngpu", "8", *words)
+    return checked(MAIN, "--dry-run", "--ngpu", "8", *words)
 
 
-def test_the_commands_of_fairseq_deep_are_the_scripts(tmp_path, capsys, monkeypatch):
+def test_the_commands_have_help_and_name_what_is_missing(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("FAIRSEQ_DEEP_ENV", "current")
-    words = ["--exp", str(tmp_path / "exp"), "--force-batch"]
-    same = run(*words, script=ROOT / "examples/iwslt14_deen/run.sh").stdout
-    assert main(["recipe", "iwslt14_deen", "--dry-run", "--ngpu", "8", *words]) == 0
-    assert capsys.readouterr().out == same and "fairseq-train" in same
-    assert main(["recipe", "--help"]) == 0 and "TASK: compare, depthwise_lstm" in capsys.readouterr().out
+    assert main(["recipe", "--help"]) == 0 and "TASK: depthwise_lstm, " in capsys.readouterr().out
     assert main(["compare", "--help"]) == 0 and "--halves" in capsys.readouterr().out
-    rows = [(["recipe", "wmt16_ende", "--baem", "4"], "did you mean --beam?"),
-            (["recipe", "wmt16_endd"], "unknown recipe wmt16_endd (did you mean wmt16_ende?)"),
+    rows = [(["recipe", "wmt16_endd"], "unknown recipe wmt16_endd (did you mean wmt16_ende?)"),
             (["compare", "prenorm_6l"], "--data is missing")]  # fmt: skip
     for line, problem in rows:
         assert main(line) == 2 and problem in capsys.readouterr().err

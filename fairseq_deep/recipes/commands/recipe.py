@@ -17,9 +17,9 @@ EXAMPLE = "fairseq-deep recipe wmt16_ende --demo"
 
 
 def tasks() -> list[str]:
-    """Return the names of the recipes, directories of ``examples/``."""
+    """Return the names of the recipes, directories of ``examples/``; ``compare`` is a command of its own."""
     found = glob.glob(os.path.join(glob.escape(EXAMPLES), "*", "recipe.args"))
-    return sorted(os.path.basename(os.path.dirname(path)) for path in found)
+    return sorted({os.path.basename(os.path.dirname(path)) for path in found} - {"compare"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
