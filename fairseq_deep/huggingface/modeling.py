@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
+from fairseq_deep.core.residuals.branchnorm import GrowingBranch
 from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.dictionary import Dictionary
@@ -103,6 +104,20 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # forward() creates the cache
+
+    def train(self, mode: bool = True) -> FairseqDeepForConditionalGeneration:
+        """Begin training, or end it.
+
+        Raises:
+            UsageError: branches have not grown to their full size, and would not do so here
+        """
+        for part in self.modules() if mode else ():
+            if isinstance(part, GrowingBranch) and float(part.scale) < 1:
+                raise UsageError(
+                    f"branches grow only in fairseq-train ({part.place} is at {float(part.scale):.3g} of its size): "
+                    "train there until they have their full size, or use another --residual"
+                )
+        return super().train(mode)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the source embedding."""
