@@ -152,6 +152,17 @@ def test_a_search_begins_with_one_hypothesis_per_sentence(name, prepared):
     near(steps_of_search(model, script, one_by_one=True)[1:], without_kernels(lambda: steps(model, script))[1:])
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+def test_keys_that_are_not_finite_harm_no_other_hypothesis(kernels, prepared, monkeypatch):
+    """In the second step, a hypothesis has padding: PyTorch goes on with the keys of the kernels."""
+    monkeypatch.setattr(library, "enabled", kernels)
+    model, script = prepared("pre"), [torch.arange(SENTENCES * BEAM)]
+    words, before = batch(model, 2)[1], steps(model, script, padded=[(1, 1)])[1]
+    model.decoder.embed_tokens.weight.data[words[0, 0]] = torch.nan
+    others = words.ne(words[0, 0]).all(1)
+    near(steps(model, script, padded=[(1, 1)])[1][others], before[others])
+
+
 @with_kernels
 def test_steps_without_a_new_order_keep_the_last_one(prepared):
     model = prepared("pre")

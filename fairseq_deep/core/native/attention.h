@@ -72,11 +72,14 @@ static void attend_target(const Attention& a, const Step& step, const Keys& keys
     float* value = key + keys.to_values;
     const float scale = 1 / std::sqrt((float)dim);
     for (int64_t rank = 0; rank < step.beam; rank++) {
-        const float* row = qkv + (sentence * step.beam + rank) * width;
-        memcpy(key + (step.past + rank) * dim, row + (a.heads + kv_head) * dim, 4 * dim);
-        memcpy(value + (step.past + rank) * dim, row + (a.heads + a.kv_heads + kv_head) * dim, 4 * dim);
-        for (float* made : {key + (step.past + rank) * dim, value + (step.past + rank) * dim})
-            for (int64_t d = 0; d < dim; d++) made[d] = std::isfinite(made[d]) ? made[d] : 0;
+        const float* from = qkv + (sentence * step.beam + rank) * width + (a.heads + kv_head) * dim;
+        for (float* to : {key + (step.past + rank) * dim, value + (step.past + rank) * dim}) {
+            for (int64_t d = 0; d < dim; d += LANES) {
+                Vec made = load_up_to(from + d, dim - d);
+                store_up_to(to + d, magnitude(made) < spread(INFINITY) ? made : Vec{}, dim - d);
+            }
+            from += a.kv_heads * dim;  // from the key to the value
+        }
     }
     for (int64_t rank = 0; rank < step.beam; rank++) {
         const int64_t number = sentence * step.beam + rank;
