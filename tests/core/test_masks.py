@@ -20,13 +20,6 @@ from tests.helpers.tensors import shake
 T, B, C, H = 6, 3, 10, 2
 
 
-def padded(left=0, right=0):
-    mask = torch.zeros(B, T, dtype=torch.bool)
-    mask[1, :left] = True
-    mask[2, T - right :] = True
-    return mask
-
-
 @pytest.mark.parametrize("kind", ["cfg", "args"])
 def test_the_task_says_where_targets_are_padded_and_whether_it_aligns(dictionary, kind):
     name = "transformer_prenorm_6l"
@@ -61,7 +54,8 @@ def test_what_the_task_says_is_checked_on_a_gpu(monkeypatch):
 def test_hidden_keys_have_no_weight_and_hidden_rows_are_finite(dtype, need_weights):
     """Also with large scores, and with padding that makes a whole sentence."""
     module = shake(MultiheadAttention(Stack(1, C, heads=H)), 1.0).to(dtype)
-    query, mask = 20 * torch.randn(T, B, C, dtype=dtype), padded(2, 3)
+    query, mask = 20 * torch.randn(T, B, C, dtype=dtype), torch.zeros(B, T, dtype=torch.bool)
+    mask[1, :2] = mask[2, 3:] = True
     bias = masks.padding_bias(mask, dtype)
     endless = torch.zeros_like(bias).masked_fill(mask.view(B, 1, 1, T), float("-inf"))
     got, want = (module(query, LayerContext(padding=each), need_weights) for each in (bias, endless))
