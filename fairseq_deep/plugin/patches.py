@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from fairseq import options
+from fairseq.data import iterators
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -129,6 +130,18 @@ def _get_iterator(self, epoch, shuffle, fix_batches_to_gpus=False, offset=0):
     return batches if batches is None or not skips else batches.take(len(batches) - 1)
 
 
+def _group(self, iterable, chunk_size, skip_remainder_batch=False):
+    """Group the batches of an epoch from its present place on, which need not be at the start of a group."""
+    place = getattr(iterable, "n", 0)
+    left, start = len(iterable) - place, -(-place // chunk_size)
+    groups = left // chunk_size if skip_remainder_batch else -(-left // chunk_size)
+    chunks = iterators._chunk_iterator(iterable, chunk_size, skip_remainder_batch)
+    iterators.CountingIterator.__init__(self, chunks, start=start, total=start + groups)
+    self.chunk_size = chunk_size
+    if skip_remainder_batch:
+        iterable.take(place + groups * chunk_size)
+
+
 def fairseq_options() -> set[str]:
     """Return the settings of fairseq's commands, components and Transformer, which methods cannot have as flags."""
     configs = [config for config in vars(FairseqConfig()).values() if dataclasses.is_dataclass(config)]
@@ -166,6 +179,8 @@ PATCHES = (
           "fairseq loads weights into a model with the same shapes that computes another function"),
     Patch("fairseq.models.ema.ema:EMA", "__init__", _ema_init,
           "--store-ema averages buffers: it fails with indices of language tags, and BranchNorm's factor lags behind"),
+    Patch("fairseq.data.iterators:GroupedIterator", "__init__", _group,
+          "a run that resumes in an epoch with another --update-freq begins this epoch again at its end"),
     Patch("fairseq.data.iterators:EpochBatchIterator", "state_dict", _place,
           "checkpoints do not store how many processes read the data"),
     Patch("fairseq.data.iterators:EpochBatchIterator", "load_state_dict", _go_to,

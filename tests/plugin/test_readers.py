@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fairseq.data.iterators import EpochBatchIterator
+from fairseq.data.iterators import CountingIterator, EpochBatchIterator, GroupedIterator
 from torch.utils.data import TensorDataset
 
 from tests.helpers.commands import run
@@ -49,3 +49,9 @@ def test_an_epoch_goes_on_with_another_number_of_processes(before, steps, after,
         each.load_state_dict(first[0].state_dict())
     rest = [batch for each in second for batch in each.next_epoch_itr(shuffle=False)]
     assert sorted(done + rest) == sorted([*range(12), *again])
+
+
+@pytest.mark.parametrize("skips, last", [(False, [7]), (True, [])])
+def test_an_epoch_ends_with_its_last_batch_where_it_resumed_within_a_step(skips, last):
+    batches = CountingIterator(range(8)).skip(3)
+    assert [*GroupedIterator(batches, 4, skips)] == [[3, 4, 5, 6], *[last] * bool(last)] and not batches.has_next()
