@@ -7,34 +7,30 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "results")]
 
-from figures import half_width, runs, speeds, values  # noqa: E402
+from figures import half_width, speeds, values  # noqa: E402
 
 from fairseq_deep.tools.pictures import COLOURS, new_figure, save_figure  # noqa: E402
 
-SCORES = "deep-shallow"
-SYSTEMS = {  # name: system of the scores, test and system of the speeds
-    "6 + 6, stock fairseq": ("6+6 plain", "real", "stock"),
-    "6 + 6, CTranslate2": ("6+6 plain", "real", "ctranslate2"),
-    "6 + 6, plain": ("6+6 plain", "real", "ours"),
-    "6 + 6, transformer_modern": ("6+6 modern", "real-modern", "modern6"),
-    "12 + 1, transformer_modern": ("12+1 modern", "real", "modern"),
-    "12 + 1, CompleteP": ("12+1 CompleteP", "real", "cp"),
-    "12 + 1, plain": ("12+1 plain", "real", "plain"),
+SCORES = "six-24"
+SYSTEMS = {  # name: system of the scores, system of the speeds
+    "6 + 6, stock fairseq": ("pre", "stock"),
+    "6 + 6, CTranslate2": ("pre", "ctranslate2"),
+    "6 + 6, plain": ("pre", "pre"),
+    "6 + 6, transformer_modern": ("modern", "modern"),
+    "12 + 1, transformer_modern": ("modern_12_1", "modern_12_1"),
 }
 COLOUR = dict(zip(SYSTEMS, ("#000000", "#777777", *COLOURS)))
-PANELS = {"batches of 32 sentences": "", "one by one (speed: models of 3,000 updates)": "-one"}  # title: end of test
+PANELS = {"batches of 32 sentences": "real", "one by one": "real-one"}  # title: test of the speeds
 
 
-def draw_panel(axes, title, end):
+def draw_panel(axes, title, test):
     """Draw a line per system from its speed in fp32 to its speed in int8, with 95 % intervals of its BLEU."""
-    for name, (system, test, decoder) in SYSTEMS.items():
-        found = [speeds(test + end).get(decoder + kind) for kind in ("", "-int8")]
-        if system not in runs(SCORES) or not any(found):
-            continue
+    for name, (system, decoder) in SYSTEMS.items():
+        found = [speeds(test).get(decoder + kind) for kind in ("", "-int8")]
         bleu = values(SCORES, system, "bleu")
         for speed, marker in zip(found, "os"):
             if speed:
-                axes.errorbar(speed["sentences_per_second"], statistics.fmean(bleu), yerr=half_width(bleu) or None,
+                axes.errorbar(speed["sentences_per_second"], statistics.fmean(bleu), yerr=half_width(bleu),
                               fmt=marker, color=COLOUR[name], capsize=3, lw=1)  # fmt: skip
         shown = [speed["sentences_per_second"] for speed in found if speed]
         axes.plot(shown, [statistics.fmean(bleu)] * len(shown), color=COLOUR[name], lw=1.2, label=name)
@@ -48,9 +44,9 @@ def draw(path):
     """Draw a panel for batches and one for single sentences."""
     figure = new_figure(9.6, 4.2)
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, (title, end) in zip(panels, PANELS.items()):
-        draw_panel(axes, title, end)
-    panels[0].set_ylabel("BLEU (bars: 95 % interval; none: one seed)")
+    for axes, (title, test) in zip(panels, PANELS.items()):
+        draw_panel(axes, title, test)
+    panels[0].set_ylabel("BLEU (bars: 95 % interval)")
     kinds = zip("os", ("fp32", "int8"))
     marks = [panels[0].plot([], [], marker, color="#777777", label=kind)[0] for marker, kind in kinds]
     lines = [line for line in panels[0].get_lines() if line.get_label() in SYSTEMS]

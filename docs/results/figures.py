@@ -56,9 +56,10 @@ CONTRASTS = {
     "six": [
         ("modern", "pre"), ("completep", "pre"), ("dlcl", "pre"), ("lstm", "pre"), ("modern", "completep"),
         ("modern_12_1", "pre"), ("modern", "modern_12_1"), ("modern", "dlcl"), ("modern", "lstm"),
-        ("dlcl", "completep"), ("lstm", "completep"), ("dlcl", "lstm"),
+        ("dlcl", "completep"), ("lstm", "completep"), ("dlcl", "lstm"), ("modern_12_1_taught", "modern_12_1"),
+        ("modern_12_1_taught", "pre"),
     ],
-    "six-24": [("modern_12_1", "pre")],
+    "six-24": [("modern_12_1", "pre"), ("modern", "pre"), ("modern", "modern_12_1")],
     "ds-init-one-stack": [("matt_ds_12", "ds_12"), ("matt_ds_12", "matt_ds_encoder_12_clipped")],
 }  # fmt: skip
 """Pairs of systems by record. Differences are of runs with the same seed."""
@@ -224,8 +225,8 @@ DECODERS = {
 }  # fmt: skip
 ENGINES = {"stock fairseq": "stock", "ours": "ours", "CTranslate2": "ctranslate2"}
 SHALLOW = {
-    "6 + 6, stock fairseq": "stock", "6 + 6, CTranslate2": "ctranslate2", "6 + 6, plain": "ours",
-    "12 + 1, plain": "plain", "12 + 1, CompleteP": "cp", "12 + 1, `transformer_modern_12l1l`": "modern",
+    "6 + 6, stock fairseq": "stock", "6 + 6, CTranslate2": "ctranslate2", "6 + 6, plain": "pre",
+    "6 + 6, `transformer_modern_6l`": "modern", "12 + 1, `transformer_modern_12l1l`": "modern_12_1",
 }  # fmt: skip
 
 TABLES = {
@@ -255,9 +256,11 @@ TABLES = {
         "post-norm, DS-Init, rate 0.0005": "ds"}),
     "six": lambda: of_runs("six", ["seeds", "parameters", "valid loss", "BLEU", "over plain", *REPORTED], {
         "`transformer_modern_6l`": "modern", "CompleteP": "completep", "DLCL": "dlcl", "depth-wise LSTM": "lstm",
-        "plain pre-norm": "pre", "12 + 1, `transformer_modern_12l1l`": "modern_12_1"}),
+        "plain pre-norm": "pre", "12 + 1, `transformer_modern_12l1l`": "modern_12_1",
+        "the same, taught by `transformer_modern_6l`": "modern_12_1_taught"}),
     "six-24": lambda: of_runs("six-24", ["seeds", "valid loss", "BLEU", "over plain", "chrF", "BLEU, reporting half"], {
-        "6 + 6, plain pre-norm": "pre", "12 + 1, `transformer_modern_12l1l`": "modern_12_1"}),
+        "`transformer_modern_6l`": "modern", "plain pre-norm": "pre",
+        "12 + 1, `transformer_modern_12l1l`": "modern_12_1"}),
     "post-norm": lambda: of_runs("ds-init-one-stack", ["parameters", "valid loss", "BLEU", "source gain"], {
         "DS-Init in both stacks": "ds_12", "the same, merged attention": "matt_ds_12",
         "merged attention, DS-Init in the encoder, clipped": "matt_ds_encoder_12_clipped",
@@ -268,12 +271,12 @@ TABLES = {
         "12 + 1, CompleteP": "12+1 CompleteP", "the same, rate 0.004": "12+1 CompleteP 0.004",
         "the same, taught by plain 6 + 6": "12+1 CompleteP, distilled", "12 + 1, plain": "12+1 plain",
         "12 + 1, plain, taught by plain 6 + 6": "12+1 plain, distilled"}),
-    "deep-shallow-speeds": lambda: of_speeds({"32, ": "real", "one, ": "real-one"}, SHALLOW, {
-        **INT8, "int8, stock = 1": OF_STOCK["int8, stock = 1"],
-        "int8, CTranslate2 = 1": OF_BOTH["int8, CTranslate2 = 1"]}),
+    "speeds": lambda: of_speeds({"": "real"}, SHALLOW, {
+        **INT8, **OF_STOCK, "int8, CTranslate2 = 1": OF_BOTH["int8, CTranslate2 = 1"],
+        "BLEU": ("", "bleu", 2), "BLEU in int8": ("-int8", "bleu", 2)}),
+    "speeds-one": lambda: of_speeds({"": "real-one"}, SHALLOW, {
+        **INT8, **OF_STOCK, "int8, CTranslate2 = 1": OF_BOTH["int8, CTranslate2 = 1"]}),
     "decoders": lambda: of_speeds({"": "random"}, DECODERS, {**INT8, **OF_BOTH}),
-    "real-text": lambda: of_speeds({"": "real-plain"}, ENGINES, {
-        **INT8, **OF_BOTH, "BLEU": ("", "bleu", 2), "BLEU in int8": ("-int8", "bleu", 2)}),
     "avx2": lambda: of_speeds({"": "random-avx2"}, ENGINES, OF_BOTH),
 }  # fmt: skip
 

@@ -51,7 +51,7 @@ def test_the_commands_are_valid(words, tmp_path, capfd):
             assert fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), line).arch
     script, *flags = map(str, commands["trainings"])
     assert script == str(ROOT / "examples/compare/run.sh")
-    driver.main(script, ["--dry-run", *flags])
+    driver.main("compare", script, ["--dry-run", *flags])
     assert capfd.readouterr().out.count("fairseq-train ") == (2 if options.small else 4)
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fairseq_deep.core.attention import MultiheadAttention
+from fairseq_deep.core.attention import LayerContext, MultiheadAttention
 from fairseq_deep.core.dropout import Dropout, fast_dropout, speed_up_dropout
 from fairseq_deep.core.stack import Stack
 from tests.helpers.models import make_batch
@@ -52,7 +52,7 @@ def test_all_parts_that_drop_entries_take_it(monkeypatch):
     monkeypatch.setattr(F, "scaled_dot_product_attention", None, raising=False)
     for part in list(model)[:2]:
         assert (part(x) == 0).any()
-    out = [model[2](x, causal=True)[0] for _ in range(2)]
+    out = [model[2](x, LayerContext(causal=True))[0] for _ in range(2)]
     assert not torch.equal(*out)
     model.eval()
     for part in list(model)[:2]:
