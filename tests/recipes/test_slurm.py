@@ -132,6 +132,7 @@ def test_what_slurm_rejects_is_one_line_and_nothing_is_prepared(corpus, tmp_path
     rejected = {"partition=none": "invalid partition specified: none", "cpus-per-task=999": "configuration"}
     for slurm, said in rejected.items():
         done = compare(corpus, tmp_path / "exp", "--slurm", slurm, SYSTEMS[0])
+        done.args[0] = "compare"  # the name in its message
         assert_refused(done, "--launcher slurm: ", said, "correct --slurm")
     assert not (tmp_path / "exp").exists()
 
