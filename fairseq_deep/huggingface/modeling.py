@@ -109,7 +109,7 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         """Begin training, or end it.
 
         Raises:
-            UsageError: branches have not grown to their full size, and would not do so here
+            UsageError: a branch is below its full size; only ``fairseq-train`` increases it
         """
         for part in self.modules() if mode else ():
             if isinstance(part, GrowingBranch) and float(part.scale) < 1:

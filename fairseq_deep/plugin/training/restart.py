@@ -64,7 +64,7 @@ def load_checkpoint(trainer: Trainer, *arguments: Any, **options: Any) -> dict[s
             "the checkpoint's optimizer state has another number of parameters than the model: add --reset-optimizer, "
             "or resume with the checkpoint's --arch"
         ) from error
-    if state is not None and trainer.cfg.ema.store_ema:  # fairseq counts anew
+    if state is not None and trainer.cfg.ema.store_ema:  # fairseq restarts the count at 0
         trainer.ema.update_freq_counter = trainer.get_num_updates() % max(trainer.cfg.ema.ema_update_freq, 1)
     start = getattr(trainer.cfg.model, "stack_restart_updates", None)
     if state is None and start and not trainer.get_num_updates():
